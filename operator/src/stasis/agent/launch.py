@@ -1,0 +1,76 @@
+"""Start programs inside a container's namespaces and cgroups, with nothing of theirs in the container.
+
+The program and its libraries are reached through descriptors that are open on the host's folders: the magic links of
+`/proc/self/fd` lead there from inside the container's mount namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def cgroup_folders(pid: int) -> dict[str, Path]:
+    """The folder of a process in every cgroup hierarchy that is mounted: controller list (`""` for v2) to path."""
+    folders = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers:
+            root = CGROUP_ROOT / controllers.removeprefix("name=")
+        else:
+            root = CGROUP_ROOT if (CGROUP_ROOT / "cgroup.controllers").exists() else CGROUP_ROOT / "unified"
+        if root.is_dir():
+            folders[controllers] = root / path.lstrip("/")
+    return folders
+
+
+def enter(
+    pid1: int,
+    argv: Sequence[str],
+    *,
+    fds: Sequence[int] = (),
+    cgroups: Sequence[Path] = (),
+    namespaces: str = "mnipu",
+    env: Mapping[str, str] | None = None,
+    output: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Run `argv` in the namespaces of `pid1`, born in `cgroups`, in a process group of its own, with `env` alone.
+
+    `namespaces`: letters of nsenter(1). Descriptors `fds` keep their numbers.
+    """
+    join = "".join(f'echo $$ > "{folder}/cgroup.procs" && ' for folder in cgroups)
+    command = [
+        "/bin/sh",
+        "-c",
+        join + 'exec "$@"',
+        "sh",
+        "nsenter",
+        "-t",
+        str(pid1),
+        *(f"-{letter}" for letter in namespaces),
+        "--",
+        *argv,
+    ]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(fds),
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"} if env is None else dict(env),
+        start_new_session=True,
+    )
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program started by `enter` and everything in its process group, and reap it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
