@@ -12,7 +12,7 @@ build() {
 		"$SUITE" "$1" "$(debian_mirror)" >"$ROOTFS.log" 2>&1 || { tail -n 20 "$ROOTFS.log" >&2; die "mmdebstrap failed"; }
 	rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*
 	# Debian's torch is built without libuv, and torchrun of 2.6 asks for it all the same.
-	cat >"$1/usr/lib/python3/dist-packages/sitecustomize.py" <<-'PY'
+	cat >"$1/usr/lib/python3/dist-packages/torch_without_libuv.py" <<-'PY'
 	import importlib.abc, importlib.util, sys
 
 
@@ -37,6 +37,7 @@ build() {
 
 	sys.meta_path.insert(0, NoLibuv())
 	PY
+	echo 'import torch_without_libuv' >"$1/usr/lib/python3/dist-packages/torch_without_libuv.pth"
 	chroot "$1" python3 -c 'import torch.distributed' || die "PyTorch does not start in the new root file system"
 }
 build_once "$ROOTFS" build

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stasis.agent.launch import cgroup_folders, enter, kill_group
+from stasis.agent import cgroups
+from stasis.agent.launch import enter, kill_group
 from stasis.agent.stream import Capture, Serve, first_error
 from stasis.errors import CheckpointFailed, RestoreFailed, Unsupported
 
@@ -181,6 +182,7 @@ def explain(log: str, code: int) -> str:
 
 
 def container_cgroups(pid1: int, freezer: Path) -> list[Path]:
-    """The folders that a restored tree is born in: the container's in every hierarchy, `freezer` in its own."""
-    folders = cgroup_folders(pid1).values()
-    return [freezer if freezer.parent == folder else folder for folder in folders]
+    """The folders that a restored tree is born in: its container's in every hierarchy, `freezer` below one of them."""
+    mounts = cgroups.hierarchies()
+    folders = {Path(mounts[name] + path) for name, path in cgroups.membership(pid1).items() if name in mounts}
+    return sorted(freezer if folder == freezer.parent else folder for folder in folders)

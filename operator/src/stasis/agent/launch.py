@@ -12,22 +12,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-
-
-def cgroup_folders(pid: int) -> dict[str, Path]:
-    """The folder of a process in every cgroup hierarchy that is mounted: controller list (`""` for v2) to path."""
-    folders = {}
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers:
-            root = CGROUP_ROOT / controllers.removeprefix("name=")
-        else:
-            root = CGROUP_ROOT if (CGROUP_ROOT / "cgroup.controllers").exists() else CGROUP_ROOT / "unified"
-        if root.is_dir():
-            folders[controllers] = root / path.lstrip("/")
-    return folders
-
 
 def enter(
     pid1: int,

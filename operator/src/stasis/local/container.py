@@ -190,7 +190,7 @@ class Container:
             **spec.env,
         }
         capabilities = [f"CAP_{name}" for name in spec.capabilities]
-        limits = [{"type": "RLIMIT_NOFILE", "hard": 65536, "soft": 4096}]
+        limits = [{"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 1024}]
         if spec.memlock is not None:
             limits.append({"type": "RLIMIT_MEMLOCK", "hard": spec.memlock, "soft": spec.memlock})
         namespaces = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
