@@ -24,3 +24,35 @@ lint: ## ruff, mypy strict, import-linter
 	$(PYTHON) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) -c 'from importlinter.cli import lint_imports_command as c; c()'
+
+.PHONY: format
+format: ## format the Python code
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+.PHONY: test
+test: lint ## everything once, as CI runs it; T=PATH for one area
+	$(RUN) -m pytest -q -m 'not slow' $(or $(T),tests)
+
+.PHONY: test-all
+test-all: lint ## the full matrices (hours)
+	$(RUN) -m pytest -q tests
+
+SCHEDULES ?= 100000
+.PHONY: sim
+sim: ## simulate the gang protocol: SCHEDULES=100000 [SEED=N]
+	$(RUN) -m tests.sim.run --schedules $(SCHEDULES) $(if $(SEED),--seed $(SEED))
+
+.PHONY: demo
+demo: ## a gang suspended and resumed, proved undisturbed
+	$(RUN) -m stasis demo
+
+DIR ?= ../shared/cases
+.PHONY: cases
+cases: ## programs that break checkpointing: DIR=FOLDER
+	$(RUN) -m stasis cases $(DIR)
+
+.PHONY: shell
+shell: ## a shell in which `stasis` runs
+	@dir=$$(mktemp -d); printf '#!/bin/sh\nPYTHONPATH=%s exec %s -m stasis "$$@"\n' $(CURDIR)/operator/src $(PYTHON) >$$dir/stasis
+	chmod +x $$dir/stasis; PATH=$$dir:$$PATH $${SHELL:-bash}; rm -r $$dir

@@ -25,4 +25,5 @@ VENV=$CACHE/venv-$(key "$REPO/requirements.lock" "$0")
 build_once "$VENV" venv
 "$REPO/tools/criu.sh" >/dev/null
 "$REPO/tools/rootfs.sh" >/dev/null
+"$REPO/tools/init.sh" >/dev/null
 echo "$VENV/bin/python"
