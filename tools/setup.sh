@@ -21,7 +21,7 @@ venv() {
 	say "making the Python environment"
 	python3 -m venv "$1" && "$1/bin/pip" install -q --disable-pip-version-check -r "$REPO/requirements.lock" >&2
 }
-VENV=$CACHE/venv-$(key "$REPO/requirements.lock" "$0")
+VENV=$CACHE/venv-$(key "$REPO/requirements.lock")
 build_once "$VENV" venv
 "$REPO/tools/criu.sh" >/dev/null
 "$REPO/tools/rootfs.sh" >/dev/null
