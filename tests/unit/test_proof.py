@@ -1,6 +1,7 @@
 """The proof of an undisturbed training sees each way in which one can be disturbed."""
 
 import pytest
+
 from stasis.demo.proof import differences
 
 

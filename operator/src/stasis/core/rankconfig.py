@@ -1,0 +1,95 @@
+"""What a checkpoint says about one rank beside its streams: the config of the rank's manifest.
+
+Another party's bytes when they are read: every field is checked for its type and bounded before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from stasis.core.connections import Connection
+from stasis.errors import Corrupt, Unsupported
+
+VERSION = 1
+MAX_ITEMS = 1_000_000
+
+AREA_PREFIX = "files/"  # the stream of an area of files: `files/upper`, `files/shm`, `files/emptydir:/data`
+IMAGE_PREFIX = "criu/"  # the stream of an image of CRIU: `criu/pstree.img`
+
+
+@dataclass(frozen=True)
+class RankConfig:
+    """All that a restore needs and the streams do not hold. Pids are those inside the container."""
+
+    uid: str  # of the checkpoint
+    rank: int
+    world_size: int
+    root: int  # pid of the keeper
+    last_pid: int  # highest pid of the tree: CRIU's helpers must get higher ones
+    hostname: str
+    address: str  # that the processes know as their own: their first container's
+    peers: Mapping[str, str] = field(default_factory=dict)  # rank (as text) -> address by which the processes know it
+    stdio: Mapping[str, int] = field(default_factory=dict)  # resource (`pipe:[123]`) -> descriptor of init
+    areas: Mapping[str, int] = field(default_factory=dict)  # area of files -> bytes of its files
+    stopped: tuple[int, ...] = ()  # tasks that a signal had stopped: they stay so
+    attributes: tuple[Mapping[str, Any], ...] = ()  # what CRIU does not carry, by task
+    cgroups: tuple[Mapping[str, Any], ...] = ()  # groups of the tree's own, and who was in them
+    connections: tuple[Mapping[str, Any], ...] = ()  # `Connection.as_dict`
+    timeouts: Mapping[str, int] = field(default_factory=dict)  # inode of a socket -> TCP_USER_TIMEOUT (ms)
+    open_on_volumes: tuple[Mapping[str, Any], ...] = ()  # files on volumes that are not carried
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)  # seconds, by step
+    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes
+
+    def table(self) -> list[Connection]:
+        try:
+            return [Connection.from_dict(item) for item in self.connections]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"the config of rank {self.rank} holds a connection that is none: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankConfig:
+        """Raises Corrupt where a field is missing or not what it should be, Unsupported for another version."""
+        version = data.get("version")
+        if version != VERSION:
+            raise Unsupported(f"a rank's config of version {version}, this Stasis reads version {VERSION}")
+        known = {item.name: item for item in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in data.items():
+            if name not in known:
+                continue  # a later version's addition
+            values[name] = _checked(name, str(known[name].type), value)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise Corrupt(f"a rank's config lacks a field: {error}") from None
+
+
+def _checked(name: str, kind: str, value: Any) -> Any:
+    if kind == "int":
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+    elif kind == "str":
+        good = isinstance(value, str) and len(value) <= 4096
+    elif kind.startswith("tuple["):
+        good = isinstance(value, list) and len(value) <= MAX_ITEMS and all(_item(kind, item) for item in value)
+        value = tuple(value) if good else value
+    else:
+        good = isinstance(value, dict) and len(value) <= MAX_ITEMS and all(_item(kind, item) for item in value.values())
+    if not good:
+        raise Corrupt(f"a rank's config has a field {name} that is no {kind}")
+    return value
+
+
+def _item(kind: str, item: Any) -> bool:
+    if "Mapping[str, Any], ..." in kind:
+        return isinstance(item, dict)
+    if "float" in kind:
+        return isinstance(item, int | float)
+    if "str, int]" in kind or "tuple[int" in kind:
+        return isinstance(item, int) and not isinstance(item, bool)
+    return "Any" in kind or isinstance(item, str)
