@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.network.lab import Bridge, Gang, SlowSwitch, bundle, run
 
 from stasis.agent.criu_images import ImageCodec
-from tests.network.lab import Bridge, Gang, SlowSwitch, bundle, run
 
 
 @pytest.fixture(scope="session")

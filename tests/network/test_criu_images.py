@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from tests.network.lab import Bridge, Pod, eventually
 
 from stasis.agent.criu_images import ImageCodec
 from stasis.errors import Corrupt, Unsupported
-from tests.network.lab import Bridge, Pod, eventually
 
 PROGRAM = """
 import os, signal, socket, tempfile, threading, time
