@@ -113,6 +113,12 @@ class Corrupt(StoreError):
     exit_code = 9
 
 
+class ParentLost(StoreError):
+    """Packs of the parent checkpoint vanished while they were being referred to; without the parent it succeeds."""
+
+    retryable = True
+
+
 class Unavailable(StoreError):
     """The registry cannot be reached, or answers 429 or 5xx beyond the retries."""
 

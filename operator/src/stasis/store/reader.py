@@ -1,0 +1,226 @@
+"""Reads one rank's checkpoint: every byte is verified before it is given to anyone."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from stasis.errors import Corrupt, NotFound, UsageError
+from stasis.store import media
+from stasis.store.chunker import PAGE
+from stasis.store.fetch import Fetcher, Frames, check_chunk
+from stasis.store.index import HOLE, MAX_INDEX, Index
+from stasis.store.media import Descriptor
+from stasis.store.repository import Repository, fetch
+from stasis.store.verify import verify_packs
+
+RUN_STORED = 16 << 20  # bytes to fetch before the next run is asked for
+RUN_RAW = 32 << 20
+AHEAD = 2  # runs
+MAX_CONFIG = 64 << 20
+_ZEROS = memoryview(bytes(1 << 20))
+
+
+@dataclass
+class _Run:
+    """A stretch of a stream: chunks by number, holes as negative byte counts."""
+
+    items: list[int] = field(default_factory=list)
+    frames: dict[int, None] = field(default_factory=dict)
+    coming: dict[int, Future[Frames]] = field(default_factory=dict)
+
+
+class RankReader:
+    """A rank as it was stored. Opening reads the manifest only; config and index follow when asked for.
+
+    Methods raise errors.Corrupt naming the blob (and the byte) where anything is not as it was written."""
+
+    def __init__(self, repo: Repository, manifest: Descriptor) -> None:
+        self.repository = repo
+        try:
+            self._manifest = repo.get_manifest(manifest.digest)
+        except NotFound:
+            raise Corrupt(f"manifest {manifest.digest} is missing in {repo.reference}") from None
+        where, notes = f"manifest {manifest.digest}", self._manifest.annotations
+        layers = self._manifest.children
+        if self._manifest.artifact_type != media.RANK_ARTIFACT or not layers:
+            raise Corrupt(f"{where}: no rank of a checkpoint")
+        if [layer.media_type for layer in layers] != [media.CHUNK_INDEX] + [media.PACK] * (len(layers) - 1):
+            raise Corrupt(f"{where}: layers other than an index and packs")
+        self.digest, self.uid = manifest.digest, notes.get(media.UID, "")
+        rank = notes.get(media.RANK, "")
+        if not rank.isascii() or not rank.isdigit() or len(rank) > 9:
+            raise Corrupt(f"{where}: {rank!r:.20} is no rank")
+        self.rank = int(rank)
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        descriptor = self._manifest.config
+        if descriptor is None or descriptor.media_type != media.RANK_CONFIG:
+            raise Corrupt(f"manifest {self.digest}: no config of a rank")
+        where = f"config {descriptor.digest}"
+        raw = media.parse_json(fetch(self.repository, descriptor, MAX_CONFIG), where, MAX_CONFIG)
+        if raw.get("version") != 1 or not isinstance(raw.get("config"), dict) or not isinstance(raw.get("stats"), dict):
+            raise Corrupt(f"{where}: no config of version 1")
+        if (raw.get("uid"), raw.get("rank")) != (self.uid, self.rank):
+            raise Corrupt(f"{where}: belongs to another rank or checkpoint")
+        return raw
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What `RankWriter.finish` was given."""
+        config: dict[str, Any] = self._described["config"]
+        return config
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """writer.Stats as a mapping."""
+        stats: dict[str, Any] = self._described["stats"]
+        return stats
+
+    @cached_property
+    def index(self) -> Index:
+        descriptor = self._manifest.children[0]
+        index = Index.decode(fetch(self.repository, descriptor, MAX_INDEX), f"index {descriptor.digest}")
+        if (index.uid, index.rank) != (self.uid, self.rank):
+            raise Corrupt(f"index {descriptor.digest}: belongs to another rank or checkpoint")
+        listed = {(layer.digest, layer.size) for layer in self._manifest.children[1:]}
+        for number, size in enumerate(index.packs["size"].tolist()):
+            if (index.pack_digest(number), size) not in listed:
+                raise Corrupt(f"manifest {self.digest}: does not list pack {index.pack_digest(number)} of {size} bytes")
+        return index
+
+    def names(self) -> tuple[str, ...]:
+        """The streams in the order in which they were added."""
+        return self.index.names
+
+    def size(self, name: str) -> int:
+        """Bytes."""
+        return int(self.index.streams["size"][self._number(name)])
+
+    def _number(self, name: str) -> int:
+        if name not in self.index.numbers:
+            raise NotFound(f"rank {self.rank} has no stream {name!r:.200}")
+        return self.index.numbers[name]
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A stream whole; UsageError if it is larger than `limit` bytes."""
+        if self.size(name) > limit:
+            raise UsageError(f"stream {name} has {self.size(name)} bytes, at most {limit} were asked for")
+        return b"".join(self.pieces(name))
+
+    def copy_to(self, name: str, fd: int) -> None:
+        """Writes a stream in order into a pipe or file; the next runs are fetched meanwhile. Also raises OSError."""
+        for piece in self.pieces(name):
+            view = piece
+            while view:
+                view = view[os.write(fd, view) :]
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """A stream in order, in verified pieces of up to 1 MiB. Memory stays below some 150 MiB."""
+        number, fetcher = self._number(name), Fetcher(self.repository, self.index)
+        try:
+            runs = self._runs(number)
+            under_way: deque[_Run] = deque()
+            while True:
+                while len(under_way) <= AHEAD and (run := next(runs, None)):
+                    run.coming = fetcher.get(run.frames)
+                    under_way.append(run)
+                if not under_way:
+                    return
+                yield from self._play(under_way.popleft())
+                fetcher.trim()
+        finally:
+            fetcher.close()
+
+    def _runs(self, number: int) -> Iterator[_Run]:
+        index, left = self.index, self.size(self.index.names[number])
+        frame_of, length_of = index.chunks["frame"], index.chunks["length"]
+        stored_of = index.frames["stored"]
+        run, stored, raw = _Run(), 0, 0
+        for first, count in index.extents_of(number).tolist():
+            if first == HOLE:
+                size = min(count * PAGE, left)
+                run.items.append(-size)
+                left -= size
+                continue
+            frames = frame_of[first : first + count].tolist()
+            lengths = length_of[first : first + count].tolist()
+            for chunk, frame, length in zip(range(first, first + count), frames, lengths, strict=True):
+                run.items.append(chunk)
+                if frame not in run.frames:
+                    run.frames[frame] = None
+                    stored += int(stored_of[frame])
+                raw += length
+                left -= length
+                if stored >= RUN_STORED or raw >= RUN_RAW:
+                    yield run
+                    run, stored, raw = _Run(), 0, 0
+        if run.items:
+            yield run
+
+    def _play(self, run: _Run) -> Iterator[memoryview]:
+        """Neighbouring chunks of a frame come as one piece."""
+        chunks = self.index.chunks
+        last: tuple[int, int, int] | None = None  # frame, start, end
+        for item in run.items:
+            if item < 0:
+                if last:
+                    yield self._slice(run, last)
+                    last = None
+                yield from _zeros(-item)
+                continue
+            frame, offset, length = (int(chunks[field][item]) for field in ("frame", "offset", "length"))
+            check_chunk(self.index, item, run.coming[frame].result()[frame])
+            if last and last[0] == frame and last[2] == offset:
+                last = frame, last[1], offset + length
+            else:
+                if last:
+                    yield self._slice(run, last)
+                last = frame, offset, offset + length
+        if last:
+            yield self._slice(run, last)
+
+    def _slice(self, run: _Run, part: tuple[int, int, int]) -> memoryview:
+        frame, start, end = part
+        return run.coming[frame].result()[frame].data[start:end]
+
+    def probe_packs(self, numbers: Sequence[int] | None = None) -> list[bool]:
+        """For each pack of the index, by number: are its bytes really there? Its last frame is read and checked."""
+        frames, last = self.index.frames, dict[int, int]()
+        wanted = range(len(self.index.packs)) if numbers is None else numbers
+        for frame in np.argsort(frames["offset"], kind="stable").tolist():
+            last[int(frames["pack"][frame])] = frame
+        fetcher = Fetcher(self.repository, self.index)
+        try:
+            coming = fetcher.get(last[pack] for pack in wanted if pack in last)
+            return [pack not in last or _arrives(coming[last[pack]]) for pack in wanted]
+        finally:
+            fetcher.close()
+
+    def verify(self) -> int:
+        """Re-reads every byte of config, index and packs; returns how many bytes. Raises what is wrong first."""
+        _ = self._described
+        verify_packs(self.repository, self.index, self._manifest.children[1:])
+        return sum(descriptor.size for descriptor in self._manifest.needs)
+
+
+def _arrives(coming: Future[Frames]) -> bool:
+    try:
+        coming.result()
+    except Corrupt:
+        return False
+    return True
+
+
+def _zeros(size: int) -> Iterator[memoryview]:
+    while size:
+        yield _ZEROS[: min(size, len(_ZEROS))]
+        size -= min(size, len(_ZEROS))

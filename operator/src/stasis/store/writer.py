@@ -1,0 +1,448 @@
+"""Writes one rank's checkpoint: streams in, packs, index and manifest out.
+
+A stream's bytes are copied into segments, cut into chunks, and handed to worker threads that hash, look up, compress
+and pack; packs are pushed while the next ones fill. Every queue is bounded, so a slow repository slows `add` down.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from stasis.errors import ParentLost, StoreError, UsageError
+from stasis.store import media
+from stasis.store.chunker import MAX_CHUNK, PAGE, Cut, cut
+from stasis.store.frame import MAX_FRAME, Bytes, Encoder, checksum
+from stasis.store.index import HOLE, MAX_NAME
+from stasis.store.media import Buffer, Descriptor
+from stasis.store.pack import Packer
+from stasis.store.reader import RankReader
+from stasis.store.repository import Repository
+from stasis.store.tables import Parent, Tables
+
+SEGMENT = 4 << 20
+SMALL = 64 << 10  # a stream up to this size never takes a segment
+BUNDLE_BELOW = 256 << 10  # new chunks of a segment that are fewer bytes than this share a frame with those of others
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """`memory_bytes` bounds what a writer holds (at least 96 MiB); with `spill_dir` sealed packs wait in unlinked files
+    there instead. `workers` 0 means one per CPU of this process."""
+
+    memory_bytes: int = 1 << 30
+    pack_bytes: int = 64 << 20
+    workers: int = 0
+    uploads: int = 4
+    spill_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Bytes, counts, and seconds of thread time per stage (`wall` is wall time)."""
+
+    raw: int
+    zero: int
+    duplicate: int
+    stored: int  # bytes of packs that this checkpoint added
+    chunks: int
+    packs: int  # all that the checkpoint needs
+    pushed: int  # those uploaded by it
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RankResult:
+    manifest: Descriptor
+    stats: Stats
+
+
+@dataclass
+class _Stream:
+    name: str
+    size: int = 0
+    segments: int = 0
+    extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+class _Bundle:
+    """Raw bytes of a frame in the making, and its chunks as (number, offset)."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(MAX_FRAME, np.uint8)
+        self.size = 0
+        self.chunks: list[tuple[int, int]] = []
+
+    def add(self, number: int, chunk: Bytes) -> None:
+        self.buffer[self.size : self.size + chunk.size] = chunk
+        self.chunks.append((number, self.size))
+        self.size += chunk.size
+
+
+class RankWriter:
+    """`add` and `put` may be called from several threads; then either `finish` or `abort`, once.
+
+    `parent`: an earlier checkpoint's rank in the same repository, whose chunks need not be stored again. `progress` is
+    told raw bytes done since its last call, by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        repo: Repository,
+        *,
+        uid: str,
+        rank: int,
+        parent: RankReader | None = None,
+        options: StoreOptions | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        if not 1 <= len(uid.encode()) <= 64:
+            raise UsageError(f"a checkpoint's uid has 1 to 64 bytes, not {len(uid.encode())}")
+        if parent is not None and parent.repository.reference.repository != repo.reference.repository:
+            raise UsageError(f"the parent is in {parent.repository.reference}, not in {repo.reference}")
+        options = options or StoreOptions()
+        self._repo, self._uid, self._rank, self._progress = repo, uid, rank, progress
+        self._started = time.monotonic()
+        self._parent = parent
+        with ExitStack() as closing:
+            closing.enter_context(repo.hold())
+            known = Parent(parent.index, parent.probe_packs()) if parent else None
+            self._closing = closing.pop_all()
+        self._tables = Tables(known)
+        workers = options.workers or len(os.sched_getaffinity(0))
+        segment = SEGMENT + MAX_CHUNK
+        segments = max(workers + 6, min(4 * workers, options.memory_bytes // 4 // segment))
+        room = max(options.memory_bytes - segments * segment, 32 << 20)
+        pack_bytes = min(options.pack_bytes, room // 2)
+        slots = 64 if options.spill_dir else max(2, min(16, room // pack_bytes))
+        self._packer = Packer(
+            repo,
+            self._tables,
+            pack_bytes=pack_bytes,
+            slots=slots,
+            uploads=options.uploads,
+            spill=options.spill_dir,
+        )
+        self._free: queue.SimpleQueue[Bytes | None] = queue.SimpleQueue()
+        self._unmade = segments  # buffers that nobody needed so far
+        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="stasis-pack")
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._streams: dict[str, _Stream] = {}
+        self._adding = 0
+        self._bundle = _Bundle()
+        self._error: BaseException | None = None
+        self._done = False
+        self._zero = self._raw = self._fresh = 0
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def put(self, name: str, data: Buffer) -> None:
+        self.add(name, (data,))
+
+    def add(self, name: str, pieces: Iterable[Buffer]) -> None:
+        """Takes a stream; a piece may be reused once the next one is asked for. Blocks while memory is short.
+
+        Raises what stopped the writer, also in another thread; a stream that ends in an exception fails the writer."""
+        if not 1 <= len(name.encode()) <= MAX_NAME:
+            raise UsageError(f"a stream's name has 1 to {MAX_NAME} bytes: {name!r:.100}")
+        stream = _Stream(name)
+        with self._lock:
+            self._check()
+            if name in self._streams:
+                raise UsageError(f"stream {name} was added before")
+            self._streams[name] = stream
+            self._adding += 1
+        try:
+            self._take(stream, pieces)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            with self._lock:
+                self._adding -= 1
+
+    def _take(self, stream: _Stream, pieces: Iterable[Buffer]) -> None:
+        segment, filled = np.empty(SMALL, np.uint8), 0
+        pooled = False
+        try:
+            for piece in pieces:
+                data = np.frombuffer(piece, np.uint8)
+                while data.size:
+                    if filled == segment.size:
+                        carry = segment[:filled].copy() if not pooled else self._hand_over(stream, segment, filled)
+                        pooled = False
+                        segment = self._segment()
+                        pooled = True
+                        filled = carry.size
+                        segment[:filled] = carry
+                    count = min(segment.size - filled, data.size)
+                    segment[filled : filled + count] = data[:count]
+                    filled += count
+                    data = data[count:]
+            cuts, _ = cut(segment, filled, final=True)
+            stream.size += filled
+        except BaseException:
+            if pooled:
+                self._free.put(segment)
+            raise
+        self._submit(stream, segment, cuts, pooled)
+
+    def _hand_over(self, stream: _Stream, segment: Bytes, filled: int) -> Bytes:
+        """Gives a full segment to the workers and returns the bytes of the chunk that it left open."""
+        cuts, covered = cut(segment, filled, final=False)
+        carry = segment[covered:filled].copy()
+        stream.size += covered
+        self._submit(stream, segment, cuts, True)
+        return carry
+
+    def _submit(self, stream: _Stream, segment: Bytes, cuts: list[Cut], pooled: bool) -> None:
+        number, stream.segments = stream.segments, stream.segments + 1
+        if not pooled:  # in this thread: what is not bounded by the segments must not queue up
+            self._store(stream, number, segment, cuts, pooled)
+            return
+        try:
+            self._workers.submit(self._store, stream, number, segment, cuts, pooled)
+        except RuntimeError:
+            self._check()  # aborted meanwhile
+            raise
+
+    def _segment(self) -> Bytes:
+        with self._lock:
+            self._check()
+            new, self._unmade = self._unmade > 0, max(0, self._unmade - 1)
+        if new:
+            return np.empty(SEGMENT + MAX_CHUNK, np.uint8)
+        segment = self._free.get()
+        if segment is None:
+            self._free.put(None)  # for the next one that waits
+            self._check()
+        assert segment is not None
+        return segment
+
+    def _check(self) -> None:
+        if self._error:
+            raise self._error
+        if self._done:
+            raise UsageError("the writer is finished")
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._packer.fail(self._error)
+        self._free.put(None)
+
+    # In the worker threads.
+
+    def _store(self, stream: _Stream, number: int, segment: Bytes, cuts: list[Cut], pooled: bool) -> None:
+        try:
+            if not self._error:
+                stream.extents[number] = self._store_cuts(segment, cuts)
+                if self._progress and cuts:
+                    with self._lock:
+                        self._progress(cuts[-1].end)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            if pooled:
+                self._free.put(segment)
+
+    def _store_cuts(self, segment: Bytes, cuts: list[Cut]) -> list[tuple[int, int]]:
+        started = time.perf_counter()
+        view = segment.data
+        chunks = [c for c in cuts if not c.hole]
+        digests = [xxhash.xxh3_128_digest(view[c.start : c.end]) for c in chunks]
+        numbers, fresh = self._tables.claim(digests, [c.end - c.start for c in chunks])
+        new = [(n, c.start, c.end) for n, c, is_new in zip(numbers, chunks, fresh, strict=True) if is_new]
+        fresh_bytes = sum(end - start for _, start, end in new)
+        self._count("hash", started)
+        with self._lock:
+            self._raw += cuts[-1].end if cuts else 0
+            self._zero += sum(c.end - c.start for c in cuts if c.hole)
+            self._fresh += fresh_bytes
+        if fresh_bytes < BUNDLE_BELOW:
+            self._add_to_bundle(segment, new, fresh_bytes)
+        else:
+            self._store_frames(segment, new)
+        return _extents(cuts, numbers)
+
+    def _store_frames(self, segment: Bytes, new: list[tuple[int, int, int]]) -> None:
+        """Chunks (number, start, end) of the segment, as many to a frame as it takes."""
+        group: list[tuple[int, int, int]] = []
+        size = 0
+        for chunk in new:
+            length = chunk[2] - chunk[1]
+            if size + length > MAX_FRAME:
+                self._store_group(segment, group, size)
+                group, size = [], 0
+            group.append(chunk)
+            size += length
+        self._store_group(segment, group, size)
+
+    def _store_group(self, segment: Bytes, group: list[tuple[int, int, int]], size: int) -> None:
+        first, last = group[0][1], group[-1][2]
+        if last - first == size:  # neighbours: no copy
+            self._store_frame(segment[first:last], [(number, start - first) for number, start, _ in group])
+            return
+        scratch = self._scratch()
+        scratch.size, scratch.chunks = 0, []
+        for number, start, end in group:
+            scratch.add(number, segment[start:end])
+        self._store_frame(scratch.buffer[:size], scratch.chunks)
+
+    def _add_to_bundle(self, segment: Bytes, new: list[tuple[int, int, int]], size: int) -> None:
+        full = None
+        with self._lock:
+            if self._bundle.size + size > MAX_FRAME:
+                full, self._bundle = self._bundle, _Bundle()
+            for number, start, end in new:
+                self._bundle.add(number, segment[start:end])
+        if full:
+            self._store_frame(full.buffer[: full.size], full.chunks)
+
+    def _store_frame(self, raw: Bytes, chunks: list[tuple[int, int]]) -> None:
+        started = time.perf_counter()
+        stored, stride = self._encoder().encode(raw)
+        self._count("compress", started)
+        started = time.perf_counter()
+        pack, offset = self._packer.append(stored)
+        self._tables.place((pack, stride, offset, len(stored), raw.size, checksum(stored)), chunks)
+        self._count("pack", started)
+
+    def _encoder(self) -> Encoder:
+        if not hasattr(self._local, "encoder"):
+            self._local.encoder = Encoder()
+        encoder: Encoder = self._local.encoder
+        return encoder
+
+    def _scratch(self) -> _Bundle:
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = _Bundle()
+        scratch: _Bundle = self._local.scratch
+        return scratch
+
+    def _count(self, stage: str, since: float) -> None:
+        with self._lock:
+            self._seconds[stage] += time.perf_counter() - since
+
+    # The end.
+
+    def finish(self, config: Mapping[str, Any]) -> RankResult:
+        """Returns when all is durable and verified in the repository; `config` is what `RankReader.config` gives back.
+
+        ParentLost: packs of the parent vanished meanwhile; take the checkpoint again without it."""
+        if self._adding:
+            raise UsageError("finish while a stream is being added")
+        self._check()
+        try:
+            return self._finish(config)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._close()
+
+    def _finish(self, config: Mapping[str, Any]) -> RankResult:
+        self._workers.shutdown(wait=True)
+        self._check()
+        if self._bundle.size:
+            self._store_frame(self._bundle.buffer[: self._bundle.size], self._bundle.chunks)
+        with ThreadPoolExecutor(1) as side:
+            probed: Future[None] = side.submit(self._probe_parent)
+            self._packer.finish()
+            probed.result()
+        started = time.perf_counter()
+        streams = [(s.name, s.size, _joined(s)) for s in self._streams.values()]
+        index = self._tables.index(self._uid, self._rank, streams)
+        blob = index.encode()
+        descriptor = media.describe(media.CHUNK_INDEX, blob)
+        self._repo.push(descriptor, [blob])
+        stats = self._stats(started)
+        body = media.encode(
+            {"version": 1, "uid": self._uid, "rank": self._rank, "config": dict(config), "stats": vars(stats)}
+        )
+        config_descriptor = media.describe(media.RANK_CONFIG, body)
+        self._repo.push(config_descriptor, [body])
+        packs = [
+            Descriptor(media.PACK, index.pack_digest(number), size)
+            for number, size in enumerate(index.packs["size"].tolist())
+        ]
+        manifest = media.rank_manifest(self._uid, self._rank, config_descriptor, [descriptor, *packs])
+        if len(manifest) > media.MAX_MANIFEST:
+            raise StoreError(f"{len(packs)} packs are too many for a manifest", remedy="use larger packs")
+        stored = self._repo.put_manifest(manifest, media.MANIFEST)
+        annotations = {media.UID: self._uid, media.RANK: str(self._rank)}
+        result = Descriptor(stored.media_type, stored.digest, stored.size, media.RANK_ARTIFACT, annotations)
+        return RankResult(result, self._stats(started))
+
+    def _probe_parent(self) -> None:
+        used = self._tables.parent_packs_used
+        if not used or self._parent is None:
+            return
+        there = self._parent.probe_packs(used)
+        lost = [self._parent.index.pack_digest(n) for n, ok in zip(used, there, strict=True) if not ok]
+        if lost:
+            raise ParentLost(
+                f"{len(lost)} packs of the parent vanished from {self._repo.reference}, {lost[0]} first",
+                remedy="take the checkpoint again without the parent",
+            )
+
+    def _stats(self, finishing: float) -> Stats:
+        seconds = {**self._seconds, **self._packer.seconds}
+        seconds |= {"finish": time.perf_counter() - finishing, "wall": time.monotonic() - self._started}
+        return Stats(
+            raw=self._raw,
+            zero=self._zero,
+            duplicate=self._raw - self._zero - self._fresh,
+            stored=self._packer.stored,
+            chunks=self._tables.chunk_count,
+            packs=self._tables.pack_count,
+            pushed=self._packer.pushed,
+            seconds={stage: round(value, 4) for stage, value in seconds.items()},
+        )
+
+    def abort(self) -> None:
+        """Stops all threads and lets go; blobs pushed so far are named by nothing. May follow anything."""
+        if self._done:
+            return
+        self._fail(UsageError("the writer was aborted"))
+        self._close()
+
+    def _close(self) -> None:
+        self._done = True
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._packer.close()
+        self._closing.close()
+
+
+def _extents(cuts: list[Cut], numbers: list[int]) -> list[tuple[int, int]]:
+    """Runs of (first chunk number, count), holes as (HOLE, pages)."""
+    out: list[tuple[int, int]] = []
+    following = iter(numbers)
+    for c in cuts:
+        out.append((HOLE, -(-(c.end - c.start) // PAGE)) if c.hole else (next(following), 1))
+    return _merged(out)
+
+
+def _merged(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for first, count in extents:
+        if out and first == (HOLE if out[-1][0] == HOLE else out[-1][0] + out[-1][1]):
+            out[-1] = out[-1][0], out[-1][1] + count
+        else:
+            out.append((first, count))
+    return out
+
+
+def _joined(stream: _Stream) -> list[tuple[int, int]]:
+    return _merged(extent for number in range(stream.segments) for extent in stream.extents[number])
