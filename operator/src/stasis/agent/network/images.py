@@ -1,0 +1,71 @@
+"""A tree's TCP connections in CRIU's images: read them, and apply what mending found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stasis.agent.criu_images import ImageCodec
+from stasis.core.connections import Connection, Fix, FourTuple, IpAddress, State, address
+from stasis.errors import Corrupt
+
+_IPPROTO_TCP, _SOCK_STREAM = 6, 1
+_AF_INET = 2
+
+
+def queues(inode: int) -> str:
+    """The name of the image that holds a connection's queues."""
+    return f"tcp-stream-{inode:x}.img"
+
+
+def connections(codec: ImageCodec, read: Callable[[str], bytes]) -> list[Connection]:
+    """The connections of one dump, those that were reset included. `read` gives an image's bytes by name.
+
+    Raises Corrupt when the images are no images.
+    """
+    found = []
+    for entry in codec.load("files.img", read("files.img")).messages:
+        if not entry.HasField("isk"):
+            continue
+        s = entry.isk
+        if s.proto != _IPPROTO_TCP or s.type != _SOCK_STREAM or not s.dst_port:
+            continue
+        local, remote = (_address(s.family, words) for words in (s.src_addr, s.dst_addr))
+        name = queues(s.ino)
+        image = codec.load(name, read(name))
+        if len(image.entries) != 1 or s.state not in State.__members__.values():
+            raise Corrupt(f"{name}: not the queues of one connection")
+        q = image.entries[0].message
+        windows = {f: getattr(q, f) for f in ("snd_wnd", "max_window", "rcv_wnd", "rcv_wup") if q.HasField(f)}
+        found.append(
+            Connection(
+                FourTuple(local, s.src_port, remote, s.dst_port),
+                s.ino,
+                State(s.state),
+                q.inq_seq,
+                q.inq_len,
+                q.outq_seq,
+                q.outq_len,
+                q.unsq_len,
+                **windows,
+            )
+        )
+    return found
+
+
+def apply(codec: ImageCodec, data: bytes, fix: Fix) -> bytes:
+    """The image of a connection's queues, mended."""
+    image = codec.load("tcp-stream", data)
+    entry = image.entries[0]
+    q = entry.message
+    entry.extra = entry.extra[: q.inq_len] + entry.extra[q.inq_len + fix.cut :]
+    q.outq_len = q.unsq_len = fix.outq_len
+    if fix.snd_wnd is not None:
+        q.snd_wnd = fix.snd_wnd
+    if fix.max_window is not None:
+        q.max_window = fix.max_window
+    return codec.dump(image)
+
+
+def _address(family: int, words: list[int]) -> IpAddress:
+    data = b"".join(word.to_bytes(4, "little") for word in words)
+    return address(data[:4] if family == _AF_INET else data)
