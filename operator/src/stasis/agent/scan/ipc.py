@@ -1,0 +1,98 @@
+"""System V IPC and POSIX message queues: objects of the IPC namespace that no process owns, so that no dump has them.
+
+An attached shared memory segment makes CRIU fail; semaphores, detached segments and queues are lost without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+from stasis.agent import proctree
+from stasis.agent.launch import enter
+from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.snapshot import Tree
+from stasis.errors import CheckpointFailed, Finding
+
+_KINDS = {"shm": "shared memory segment", "sem": "semaphore set", "msg": "message queue"}
+_IDS = {"shm": ("shmid", "--shmem-id"), "sem": ("semid", "--semaphore-id"), "msg": ("msqid", "--queue-id")}
+
+
+def observe(tree: Tree) -> Iterator[Observation]:
+    for kind, rows in sysvipc(tree.pid1).items():
+        column, option = _IDS[kind]
+        for row in rows:
+            yield _observed(
+                tree,
+                f"/proc/sysvipc/{kind}: key {int(row['key']) & 0xFFFFFFFF:#x}, id {row[column]}",
+                int(row.get("cpid", row.get("lspid", "0"))),
+                f"a System V {_KINDS[kind]} exists, which a checkpoint would lose",
+                "use POSIX shared memory and semaphores instead (MPI, NCCL: a transport of another kind), or remove it "
+                f"where it is left over (ipcrm {option} {row[column]})",
+            )
+    for path in message_queues(tree.pid1):
+        yield _observed(
+            tree,
+            path,
+            0,
+            "a POSIX message queue exists, which a checkpoint would lose",
+            "use a pipe or a socket instead, or remove it (mq_unlink) when it is left over",
+        )
+
+
+def _observed(tree: Tree, where: str, creator: int, cause: str, remedy: str) -> Observation:
+    """`creator`: the object outlives it, so it may be of no process any more, or 0 where the kernel does not tell."""
+    process = tree.by_pid.get(creator)
+    if process:
+        return Observation.of(process, where, cause, remedy)
+    return Observation(Finding(cause, remedy, where=where))
+
+
+def sysvipc(pid: int) -> dict[str, list[dict[str, str]]]:
+    """The rows of /proc/sysvipc/{shm,sem,msg} in the IPC namespace of `pid`, by column.
+
+    These files show the namespace of the process that opens them, so one is started inside.
+    """
+    paths = [f"/proc/sysvipc/{kind}" for kind in _KINDS]
+    process = enter(pid, ["tail", "-n", "+1", *paths], namespaces="i", output=subprocess.PIPE)
+    out, err = process.communicate()
+    if process.returncode:
+        raise CheckpointFailed(f"cannot read System V IPC of process {pid}: {err.decode(errors='replace').strip()}")
+    tables: dict[str, list[dict[str, str]]] = {}
+    for section in out.decode().split("==> /proc/sysvipc/")[1:]:
+        head, columns, *rows = [line for line in section.splitlines() if line]
+        names = columns.split()
+        tables[head.split()[0]] = [dict(zip(names, row.split(), strict=False)) for row in rows]
+    return tables
+
+
+def message_queues(pid: int) -> list[str]:
+    """Names of queues in the mounts of type mqueue that `pid` has, as paths of the container."""
+    found = []
+    for line in proctree.read(pid, pid, "mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("mqueue "):
+            point = before.split()[4]
+            try:
+                fd = open_below(pid, point)
+            except OSError:
+                continue  # hidden below another mount
+            try:
+                found += [f"{point}/{name}" for name in os.listdir(fd)]
+            finally:
+                os.close(fd)
+    return found
+
+
+def open_below(pid: int, path: str) -> int:
+    """A folder of the process's file system, opened a step at a time without following any link."""
+    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in [name for name in path.split("/") if name] + ["."]:
+        flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_RDONLY if name == "." else os.O_PATH)
+        try:
+            below = os.open(name, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd

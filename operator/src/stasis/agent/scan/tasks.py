@@ -1,0 +1,145 @@
+"""What is wrong with processes themselves: traced, in namespaces of their own, outside the tree, in a strange state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from stasis.agent import cgroups, proctree
+from stasis.agent.lookup import children, namespace
+from stasis.agent.scan import kcmp
+from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.snapshot import Process, Tree, read_process
+
+# A tree that was restored before lives in a time namespace of its own, as a whole: it is compared with its root.
+_LIKE_INIT = ("mnt", "net", "ipc", "uts", "pid", "pid_for_children", "user", "cgroup")
+_LIKE_ROOT = ("time", "time_for_children")
+_WORDS = {"mnt": "mount", "net": "network", "pid_for_children": "PID (of its children)", "uts": "UTS", "ipc": "IPC",
+          "pid": "PID", "time_for_children": "time (of its children)"}  # fmt: skip
+
+
+# where a parent of a vfork waits: nothing that is stuck
+_VFORK = {"kernel_clone", "wait_for_vfork_done"}
+
+
+def observe(tree: Tree) -> Iterator[Observation]:
+    for process in tree.processes:
+        yield from _traced(tree, process)
+        if process.zombie:
+            yield from _zombie_leader(process)
+            continue
+        yield from _namespaces(tree, process)
+        yield from _stuck(process)
+    yield from _shared_memory_space(tree)
+    yield from _outside_freezer(tree)
+    yield from _orphans(tree)
+
+
+def _traced(tree: Tree, process: Process) -> Iterator[Observation]:
+    for thread, tracer in process.tracer.items():
+        where = "" if thread == process.pid else f"thread {thread}"
+        inside = "a process of the job itself" if tracer in tree.pids else "a process outside the job's tree"
+        yield Observation.of(
+            process,
+            where,
+            f"it is traced by process {tracer} ({proctree.read(tracer, tracer, 'comm')}), {inside}; "
+            "two tracers cannot be attached at once",
+            "end the debugger, profiler or strace (gdb, py-spy, strace) that is attached to it",
+        )
+
+
+def _zombie_leader(process: Process) -> Iterator[Observation]:
+    living = [thread for thread in process.threads if proctree.state(process.pid, thread) not in "ZX"]
+    if living:
+        yield Observation.of(
+            process,
+            f"thread {living[0]}",
+            "its main thread has ended while other threads run on, which CRIU cannot restore",
+            "let the main thread wait for the others (join) instead of ending alone",
+            settles=True,
+        )
+
+
+def _namespaces(tree: Tree, process: Process) -> Iterator[Observation]:
+    for kinds, model in ((_LIKE_INIT, tree.pid1), (_LIKE_ROOT, tree.root.pid)):
+        for kind in kinds:
+            home = namespace(model, kind)
+            for thread in process.threads:
+                own = namespace(process.pid, kind, thread)
+                if own and home and own != home:
+                    where = f"ns/{kind} -> {own}" + (f" of thread {thread}" if thread != process.pid else "")
+                    yield Observation.of(
+                        process,
+                        where,
+                        f"it has a {_WORDS.get(kind, kind)} namespace of its own",
+                        "run the job without unshare, sandboxes or nested containers inside its container",
+                    )
+                    break
+
+
+def _stuck(process: Process) -> Iterator[Observation]:
+    """A thread that waits without end for a device or a file server cannot be frozen. One that moves between two
+    readings is only busy: its count of context switches, part of `where`, differs."""
+    for thread in process.threads:
+        if proctree.state(process.pid, thread) != "D":
+            continue
+        status = proctree.read(process.pid, thread, "status")
+        switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)$", status, re.MULTILINE)
+        channel = proctree.read(process.pid, thread, "wchan")
+        if channel in _VFORK:
+            continue  # said with its child
+        yield Observation.of(
+            process,
+            f"thread {thread}, after {switches[1] if switches else '?'} waits",
+            f"it is stuck in the kernel (state D, {channel or 'unknown'}) and cannot be frozen",
+            "look at the volume, device or child (vfork) that it waits for; ask again when it is back",
+            settles=True,
+        )
+
+
+def _shared_memory_space(tree: Tree) -> Iterator[Observation]:
+    """clone(CLONE_VM) without CLONE_THREAD, also a vfork whose child has not called exec yet."""
+    for process in tree.living:
+        parent = tree.by_pid.get(process.parent)
+        if parent and not parent.zombie and kcmp.same_memory(process.pid, parent.pid):
+            yield Observation.of(
+                process,
+                "",
+                f"it shares its memory with its parent, process {parent.pid} ({parent.comm}), without being a thread "
+                "of it (CLONE_VM, vfork), which CRIU cannot restore",
+                "wait for its exec, or start it with fork or posix_spawn",
+                settles=True,
+            )
+
+
+def _outside_freezer(tree: Tree) -> Iterator[Observation]:
+    """What left the root's freezer group for another that is not below it would run on while its tree is frozen."""
+    try:
+        groups = cgroups.membership(tree.root.pid)
+        hierarchy = "freezer" if "freezer" in groups else ""
+        for process in tree.living:
+            own = cgroups.membership(process.pid).get(hierarchy, "")
+            if own != groups[hierarchy] and not own.startswith(groups[hierarchy].rstrip("/") + "/"):
+                yield Observation.of(
+                    process,
+                    f"cgroup {own}",
+                    f"it left the cgroup of the job's tree ({groups[hierarchy]}), so it would not be frozen with it",
+                    "let the program make its groups below the one that it is started in (/proc/self/cgroup)",
+                )
+    except ProcessLookupError:
+        return  # ended meanwhile
+
+
+def _orphans(tree: Tree) -> Iterator[Observation]:
+    """Children of init beside the root: a checkpoint of the root's tree would silently lose them."""
+    for pid in children(tree.pid1):
+        process = read_process(pid)
+        if pid in tree.pids or process is None or process.zombie or process.parent != tree.pid1:
+            continue
+        yield Observation.of(
+            process,
+            "",
+            "it is a child of init (PID 1), not of the job's tree, so it would be lost",
+            "end it, or start it from the job's command (what `exec` into the container left behind counts too)",
+            settles=True,
+        )
