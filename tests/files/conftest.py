@@ -20,7 +20,9 @@ def must(result):
     if result: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 def mount(source, target, kind, flags=0, data=""):
     must(libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()))
-root, options, *rest = sys.argv[1:]
+held = []
+root, options, opened, *rest = sys.argv[1:]
+opened = opened.split()
 must(libc.unshare(0x20000))  # CLONE_NEWNS
 mount("none", "/", "", 0x4000 | 0x40000)  # MS_REC | MS_PRIVATE
 mount("overlay", root, "overlay", 0, options)
@@ -29,7 +31,11 @@ while rest:
     mount(source, root + target, "tmpfs" if kind == "tmpfs" else "", 0 if kind == "tmpfs" else 4096,
           "mode=1777,size=" + source if kind == "tmpfs" else "")
     if kind == "ro": mount("none", root + target, "", 4096 | 32 | 1)  # MS_BIND | MS_REMOUNT | MS_RDONLY
-os.chroot(root); os.chdir("/")
+os.chdir(root)
+must(libc.syscall(155 if os.uname().machine == "x86_64" else 41, b".", b"."))  # pivot_root
+must(libc.umount2(b".", 2))  # MNT_DETACH
+os.chdir("/")
+for path in opened: held.append(open(path, "rb+"))
 print(flush=True)
 signal.pause()
 """
@@ -53,12 +59,21 @@ class Box:
         self._mounts += [kind, str(source), point]
         return source
 
-    def start(self) -> "Box":
+    def start(self, *opened: str) -> "Box":
+        """Start it; its process holds these files open."""
         for point in [*self._mounts[2::3], "/dev/shm"]:  # as a runtime does: mount points are made in the layer
             if not (self._lower / point.lstrip("/")).exists():
                 (self.upper / point.lstrip("/")).mkdir(parents=True, exist_ok=True)
         overlay = f"lowerdir={self._lower},upperdir={self.upper},workdir={self.work}{self._options}"
-        arguments = [str(self.folder / "rootfs"), overlay, "tmpfs", self._shm, "/dev/shm", *self._mounts]
+        arguments = [
+            str(self.folder / "rootfs"),
+            overlay,
+            " ".join(opened),
+            "tmpfs",
+            self._shm,
+            "/dev/shm",
+            *self._mounts,
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", INIT, *arguments], stdout=subprocess.PIPE, text=True
         )

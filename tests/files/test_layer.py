@@ -19,7 +19,7 @@ Boxes = Callable[..., Box]
 
 
 def taken(area: Area) -> bytes:
-    return b"".join(capture(area))
+    return b"".join(map(bytes, capture(area)))
 
 
 def moved(old: Box, new: Box, record: Path, volumes: tuple[str, ...] = ()) -> dict[str, Stats]:
@@ -145,7 +145,7 @@ def test_sockets_and_devices_are_left_out_and_told(boxes: Boxes) -> None:
         server.bind(str(box.root / "tmp/socket"))
     os.mknod(box.root / "tmp/disk", 0o60600, os.makedev(7, 250))
     reading = capture(areas(box.pid)[0])
-    found = names(b"".join(reading))
+    found = names(b"".join(map(bytes, reading)))
     assert "tmp/socket" not in found
     assert "tmp/disk" not in found
     assert {(note.path, note.why) for note in reading.notes} == {("tmp/socket", "a socket"), ("tmp/disk", "a device")}

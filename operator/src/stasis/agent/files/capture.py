@@ -18,7 +18,7 @@ READ = 1 << 20
 
 class Capture:
     """One reading of an area, to be iterated once: blocks of the tar stream, of 1 MiB but for the last. A block is a
-    view that is valid until the next one is asked for. `notes` and the counts are complete at the end.
+    view of one buffer, released when the next one is asked for: copy what is to last. `notes` and the counts are complete at the end.
 
     The area must be frozen, or only other containers may write to it: a file that shrinks meanwhile is filled with
     zeros, one that goes is left out, both noted. Sockets are not files to carry (CRIU makes them again) and devices are
@@ -54,8 +54,7 @@ class Capture:
             raise CheckpointFailed(f"files of {self.area.name} cannot be read at {where}: {error}") from error
         end = -(self._position + len(END)) % PAGE
         yield from self._put(END + bytes(end))
-        if self._fill:
-            yield self._block[: self._fill]
+        yield from self._handed()
 
     def _put(self, data: bytes) -> Iterator[memoryview]:
         view = memoryview(data)
@@ -69,8 +68,15 @@ class Capture:
         self._fill += count
         self._position += count
         if self._fill == READ:
-            yield self._block
-            self._fill = 0
+            yield from self._handed()
+
+    def _handed(self) -> Iterator[memoryview]:
+        """Hand the buffer out; who keeps the view beyond its time meets an error, not other bytes."""
+        view = self._block[: self._fill]
+        if view:
+            yield view
+        view.release()
+        self._fill = 0
 
     def _content(self, member: Member, fd: int) -> Iterator[memoryview]:
         short = False
