@@ -1,0 +1,337 @@
+"""The processes of a schedule: agents, guardians and leaders. Each runs the product's driver over simulated ports.
+
+A process dies at any of its effects: `fuse` counts down to it. Its ports then know it no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.world import FROZEN, Seat, StepError
+
+from stasis.core import machine as m
+from stasis.core.driver import CoordinatorDriver, Driver, GuardianDriver, MemberDriver, Reply
+from stasis.core.messages import Message, Report, coordinator_address
+from stasis.core.plan import Outcome, Spec
+from stasis.core.records import Failure, Record
+from stasis.core.steps import Step
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Simulation
+
+DEVICE_CALLS = (Step.LOCK_DEVICES, Step.SAVE_DEVICES)
+
+
+class Died(BaseException):
+    """The process is killed in the middle of what it does."""
+
+
+class Process:
+    """One operating system process: a driver, a clock, and the ways it can end."""
+
+    driver: Driver
+
+    def __init__(self, sim: Simulation, name: str, seat: Seat | None) -> None:
+        self.sim = sim
+        self.name = name
+        self.seat = seat
+        self.alive = True
+        self.fuse = -1  # effects until it dies
+        self.stalled_until = 0.0
+        self.store_down_until = 0.0
+        self.started_at = sim.time
+        self._next_wake: float | None = None
+
+    def now(self) -> float:
+        return self.sim.time - (self.seat.base if self.seat else 0.0)
+
+    def burn(self) -> None:
+        """Called before each effect."""
+        if self.fuse >= 0:
+            self.fuse -= 1
+            if self.fuse < 0:
+                raise Died
+
+    def post(self, event: m.Event) -> None:
+        """Deliver an event, after the stall if there is one."""
+        if self.alive:
+            self.driver.post(event)
+            self.pump()
+
+    def pump(self) -> None:
+        sim = self.sim
+        if self.stalled_until > sim.time:
+            sim.at(self.stalled_until - sim.time, self.pump)
+            return
+        if not self.alive:
+            return
+        try:
+            wake = self.driver.pump()
+        except Died:
+            sim.log("%s dies", self.name)
+            self.die()
+            return
+        if wake is not None and self.alive:
+            at = sim.time + max(0.0, wake - self.now())
+            if self._next_wake is None or at < self._next_wake or self._next_wake < sim.time:
+                self._next_wake = at
+                sim.at(at - sim.time, self._wake)
+
+    def _wake(self) -> None:
+        self._next_wake = None
+        self.pump()
+
+    def die(self) -> None:
+        self.alive = False
+
+    # Transport and Records
+
+    def send(self, to: str, message: Message) -> None:
+        self.burn()
+        self.sim.send(self, to, message)
+
+    def create(self, key: str, record: Record, reply: Reply) -> None:
+        self.burn()
+        self.sim.store(self, key, record)
+
+    def read(self, key: str, reply: Reply) -> None:
+        self.burn()
+        self.sim.store(self, key, None)
+
+
+class Agent(Process):
+    """Ports of a member."""
+
+    seat: Seat
+
+    def __init__(self, sim: Simulation, seat: Seat) -> None:
+        super().__init__(sim, f"agent {seat.name}", seat)
+        self.guardian: GuardianProcess | None = sim.guardians.get(seat.name)
+        self._running: tuple[Step, int] | None = None
+        self._hung = False
+        self.driver = MemberDriver(
+            sim.member(seat.rank),
+            boot=str(seat.boot),
+            clock=self,
+            transport=self,
+            records=self,
+            executor=self,
+            guardian=self,
+            journal=self,
+            observe=sim.observe,
+        )
+
+    def die(self) -> None:
+        super().die()
+        self._give_up()
+        self.seat.capturing = self.seat.captured = ""
+        self.sim.agent_died(self)
+
+    # Journal
+
+    def load(self) -> dict[str, Any] | None:
+        return self.seat.journal
+
+    def save(self, journal: Mapping[str, Any]) -> None:
+        self.burn()
+        self.seat.journal = dict(journal)
+
+    # Executor
+
+    def start(
+        self, step: Step, op: str, attempt: int, args: Mapping[str, Any], token: int, limit: float, reply: Reply
+    ) -> None:
+        self.burn()
+        sim, seat = self.sim, self.seat
+        self._give_up()
+        self._running = (step, token)
+        sim.log("%s starts %s", self.name, step)
+        sim.world.begin(seat, step, op)
+        self._hung = sim.world.device_call_hangs(seat, step) or sim.chance(sim.p_hang)
+        if self._hung:
+            if sim.rng.random() < 0.7:
+                sim.at(limit, self._end, token, step, op, attempt, args, "hang")
+            return
+        failed = "fail" if sim.chance(sim.p_fail) else ""
+        sim.at(sim.duration(step), self._end, token, step, op, attempt, args, failed)
+
+    def _give_up(self) -> None:
+        """Kill the child that carries the running step out; what a device call does, it still does."""
+        if self._running is None:
+            return
+        step, token = self._running
+        self._running = None
+        seat = self.seat
+        seat.capturing = ""
+        if step in DEVICE_CALLS and self.sim.world.devices and seat.alive:
+            seat.late.append(step)
+            self.sim.at(self.sim.rng.random() * 8, self.sim.happen_late, seat, step)
+        if step is Step.CAPTURE and self.sim.rng.random() < 0.3:
+            self.sim.world.run(seat, "CRIU killed")
+        if self.alive and self.sim.rng.random() < 0.2:
+            self.sim.at(0.1, self.post, m.StepDone(token, {"late": True}))
+
+    def _end(self, token: int, step: Step, op: str, attempt: int, args: Mapping[str, Any], how: str) -> None:
+        if not self.alive or self._running is None or self._running[1] != token:
+            return
+        if how == "hang":
+            self._give_up()
+            failure = Failure("DeadlineExceeded", "the step hangs", "", self.seat.rank, step)
+            self.post(m.StepFailed(token, failure))
+            return
+        self._running = None
+        try:
+            if how:
+                self.seat.capturing = ""
+                if step is Step.CAPTURE and self.sim.rng.random() < 0.5:
+                    self.sim.world.run(self.seat, "CRIU failed")
+                if step is Step.RESTORE and self.sim.rng.random() < 0.5:
+                    self.sim.world.finish(self.seat, step, op, attempt, args)  # restored, and then something fails
+                raise StepError(Failure("CheckpointFailed", "the step failed", "", self.seat.rank, step))
+            result = self.sim.world.finish(self.seat, step, op, attempt, args)
+        except StepError as error:
+            self.sim.log("%s failed %s: %s", self.name, step, error.failure)
+            self.post(m.StepFailed(token, error.failure))
+        else:
+            self.sim.log("%s did %s %s", self.name, step, result)
+            self.post(m.StepDone(token, result))
+
+    # GuardianPort
+
+    def arm(self, op: str, deadline: float, poll: float, reply: Reply) -> None:
+        self.burn()
+        sim, seat = self.sim, self.seat
+        if seat.fate_op != op or seat.fate is None:
+            seat.fate_op, seat.fate = op, ""
+        if self.guardian is not None and self.guardian.alive and self.guardian.op == op:
+            sim.at(0.01, self.post, m.GuardianUp())
+        else:
+            sim.at(0.02 + sim.rng.random() * 0.2, self._armed, op, deadline, poll)
+
+    def _armed(self, op: str, deadline: float, poll: float) -> None:
+        if not self.alive or self.seat.fate_op != op or self.seat.fate is None:
+            return
+        if self.sim.chance(self.sim.p_fail):
+            self.post(m.GuardianLost())
+            return
+        self.guardian = GuardianProcess(self.sim, self.seat, op, deadline, poll)
+        self.sim.guardians[self.seat.name] = self.guardian
+        self.post(m.GuardianUp())
+        self.guardian.pump()
+
+    def claim(self, value: str) -> str:
+        self.burn()
+        if not self.seat.fate:
+            self.seat.fate = value
+        return self.seat.fate
+
+    def fate(self) -> str | None:
+        return self.seat.fate
+
+    def disarm(self) -> None:
+        self.burn()
+        self.seat.fate = None
+        if self.guardian is not None:
+            self.guardian.alive = False
+
+
+class GuardianProcess(Process):
+    """Ports of a guardian."""
+
+    seat: Seat
+
+    def __init__(self, sim: Simulation, seat: Seat, op: str, deadline: float, poll: float) -> None:
+        super().__init__(sim, f"guardian {seat.name}", seat)
+        self.op = op
+        machine = sim.guardian(op, deadline, poll)
+        self.driver = GuardianDriver(machine, clock=self, records=self, fate=self, tree=self, observe=sim.observe)
+
+    def pump(self) -> None:
+        super().pump()
+        if self.driver.machine.wake_at is None:
+            self.alive = False
+
+    def die(self) -> None:
+        super().die()
+        self.sim.guardian_died(self)
+
+    def claim(self, value: str) -> str:
+        self.burn()
+        if not self.seat.fate:
+            self.seat.fate = value
+        return self.seat.fate
+
+    def fate(self) -> str | None:
+        self.burn()
+        return self.seat.fate
+
+    def rescue(self) -> bool:
+        self.burn()
+        self.sim.log("%s rescues", self.name)
+        self.sim.world.unlock(self.seat)
+        if self.sim.chance(self.sim.p_fail):
+            return False
+        self.sim.world.run(self.seat, "guardian")
+        return self.seat.tree != FROZEN
+
+
+class Leader(Process):
+    """A controller that leads one operation after the other, as `Simulation.next_op` says."""
+
+    def __init__(self, sim: Simulation, epoch: int) -> None:
+        super().__init__(sim, f"leader {epoch}", None)
+        self.epoch = epoch
+        self.spec: Spec | None = None
+
+    def lead(self) -> None:
+        """Take the next operation, or the one that is not ended, if this process lives."""
+        sim = self.sim
+        if not self.alive:
+            return
+        if self.stalled_until > sim.time:
+            sim.at(self.stalled_until - sim.time, self.lead)
+            return
+        spec = sim.next_op()
+        self.spec = spec
+        if spec is None:
+            sim.log("%s: the program is through", self.name)
+            return
+        sim.log("%s leads %s %s of ranks %s", self.name, spec.op, spec.kind, spec.ranks)
+        machine = sim.coordinator(spec, self.epoch)
+        self.driver = CoordinatorDriver(
+            machine, clock=self, transport=self, records=self, notify=self.notify, observe=sim.observe
+        )
+        sim.addresses[coordinator_address(spec.op, self.epoch)] = self
+        if spec.op in sim.withdrawn:
+            self.driver.post(m.Withdraw())
+        for rank in spec.ranks:
+            if sim.seat_of(spec.op, rank).deleted:
+                self.driver.post(m.Lost(rank))
+        self._next_wake = None
+        self.pump()
+
+    def pump(self) -> None:
+        if self.spec is not None:
+            super().pump()
+
+    def post_about(self, op: str, event: m.Event) -> None:
+        if self.alive and self.spec is not None and self.spec.op == op:
+            self.post(event)
+
+    def hear(self, report: Report) -> None:
+        self.post_about(report.op, report)
+
+    def notify(self, notice: m.Notice) -> None:
+        self.burn()
+        self.sim.log("%s: %s", self.name, notice)
+        if isinstance(notice, m.Ended):
+            self.spec = None
+            if notice.outcome is Outcome.SUPERSEDED:
+                self.alive = False
+            else:
+                self.sim.at(0.5 + self.sim.rng.random() * 2, self.lead)
+
+    def die(self) -> None:
+        super().die()
+        self.sim.leader_died(self)
