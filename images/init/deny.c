@@ -99,5 +99,5 @@ void deny_install(unsigned bits)
 		return;
 	/* Without CAP_SYS_ADMIN the kernel asks for NO_NEW_PRIVS, under which setuid programs gain nothing. */
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
-		complain("cannot deny io_uring by seccomp", strerror(errno));
+		complain("cannot install the seccomp filter", strerror(errno));
 }

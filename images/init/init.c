@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #ifndef VERSION
@@ -36,6 +37,11 @@ void fail(const char *what, const char *why)
 {
 	complain(what, why);
 	exit(EXIT_OWN);
+}
+
+int exit_code(int status)
+{
+	return WIFSIGNALED(status) ? EXIT_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 static bool says(const char *text, const char *const *any)

@@ -22,6 +22,8 @@ struct options {
 /* One line on stderr: "stasis-init: what: why". */
 void complain(const char *what, const char *why);
 _Noreturn void fail(const char *what, const char *why);
+/* Of a wait status, as a shell and a container runtime count: 128 more than the signal. */
+int exit_code(int status);
 
 /* deny.c */
 enum { DENY_DEFAULT = 1 };
@@ -40,5 +42,4 @@ int word_watch(const char *volume);
 
 /* keeper.c, pid1.c */
 pid_t keeper_start(const struct options *o);
-bool is_job_stop(int sig);
 _Noreturn void pid1(const struct options *o, bool wait);

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-bool is_job_stop(int sig)
+static bool is_job_stop(int sig)
 {
 	return sig == SIGTSTP || sig == SIGTTIN || sig == SIGTTOU;
 }
@@ -39,18 +39,6 @@ static _Noreturn void trainer(char **command)
 	_exit(there ? EXIT_NOT_EXECUTABLE : EXIT_NOT_FOUND);
 }
 
-/* End as the trainer ended, so that PID 1 sees its very status. */
-static _Noreturn void end_as(int status)
-{
-	if (WIFSIGNALED(status)) {
-		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* the trainer has left its core; the keeper's is of no use */
-		default_signals();
-		raise(WTERMSIG(status));
-		_exit(EXIT_SIGNAL + WTERMSIG(status));
-	}
-	_exit(WEXITSTATUS(status));
-}
-
 static _Noreturn void keeper(const struct options *o)
 {
 	sigset_t all;
@@ -75,7 +63,7 @@ static _Noreturn void keeper(const struct options *o)
 		prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* again each time: CRIU need not know of it */
 		while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
 			if (pid == child)
-				end_as(status);
+				_exit(exit_code(status));
 		int sig = sigwaitinfo(&all, &info);
 		if (sig < 0 || sig == SIGCHLD || is_job_stop(sig))
 			continue;

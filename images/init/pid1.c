@@ -18,6 +18,7 @@ enum { LOOK_AGAIN_MS = 250, ENDED = 64 };
 static const struct options *opt;
 static struct word at_start; /* what a container that was here before has left: not about this one */
 static pid_t keeper;         /* 0 while waiting */
+static int watch = -1;       /* inotify on the volume while waiting */
 static double kill_at = -1;  /* seconds of CLOCK_BOOTTIME */
 
 /* Children that ended while waiting: the restored keeper may be gone before its word is read. */
@@ -41,7 +42,7 @@ static _Noreturn void end(int status)
 	/* Killed after its checkpoint was committed: told to stop, and to be run again, whatever came of the kill. */
 	if (status != 0 && !strcmp(w.text, "released") && !word_same(&w, &at_start))
 		exit(EXIT_SIGNAL + SIGTERM);
-	exit(WIFSIGNALED(status) ? EXIT_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status));
+	exit(exit_code(status));
 }
 
 static void reap(void)
@@ -57,9 +58,13 @@ static void reap(void)
 	}
 }
 
-static void run(void)
+static void supervise(pid_t pid)
 {
-	keeper = keeper_start(opt);
+	keeper = pid;
+	if (watch >= 0)
+		close(watch);
+	watch = -1;
+	prctl(PR_SET_NAME, "stasis-init", 0, 0, 0);
 }
 
 static bool is_child(pid_t pid)
@@ -72,7 +77,7 @@ static void adopt(pid_t pid, bool first)
 {
 	char line[96];
 	if (is_child(pid)) {
-		keeper = pid;
+		supervise(pid);
 		return;
 	}
 	for (unsigned i = 1; i <= ENDED; i++) { /* the newest first */
@@ -83,7 +88,7 @@ static void adopt(pid_t pid, bool first)
 	snprintf(line, sizeof(line), "there is no child %d", (int)pid);
 	if (first) {
 		complain("restored before this container was started again", "running the command");
-		run();
+		supervise(keeper_start(opt));
 	} else {
 		complain("word not understood", line);
 	}
@@ -107,16 +112,16 @@ static void listen(bool first)
 		}
 	}
 	if (!strcmp(w.text, "run"))
-		run();
-	else if (!strcmp(w.text, "released"))
-		complain("released before this container was started again", "waiting");
+		supervise(keeper_start(opt));
+	else if (!strcmp(w.text, "released")) /* left in the volume: this container is about to be deleted */
+		complain("released", "waiting");
 	else if (w.text[0])
 		complain("word not understood", w.text);
 }
 
 static void on_signal(int sig)
 {
-	if (sig == SIGCHLD || is_job_stop(sig))
+	if (sig == SIGCHLD)
 		return;
 	if (!keeper) {
 		if (sig == SIGTERM || sig == SIGINT || sig == SIGQUIT || sig == SIGHUP)
@@ -140,37 +145,32 @@ _Noreturn void pid1(const struct options *o, bool wait)
 {
 	sigset_t all;
 	struct signalfd_siginfo info;
+	char events[4096];
 	opt = o;
+	signal(SIGCHLD, SIG_DFL); /* ignored, it would hide how a child ended */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	struct pollfd fds[2] = { { signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK), POLLIN, 0 }, { -1, POLLIN, 0 } };
-	if (fds[0].fd < 0)
+	int signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (signals < 0)
 		fail("signalfd", strerror(errno));
 	word_read(o->volume, "word", &at_start);
 	if (wait) {
 		prctl(PR_SET_NAME, "stasis-wait", 0, 0, 0); /* `probe` asks for this name */
-		fds[1].fd = word_watch(o->volume);
+		watch = word_watch(o->volume);
 		complain("waiting for a restore", o->volume);
 		listen(true);
 	} else {
-		run();
+		supervise(keeper_start(o));
 	}
 	for (;;) {
-		char events[4096];
 		reap();
 		if (!keeper)
 			listen(false);
-		if (keeper && (fds[1].fd >= 0 || wait)) { /* no longer waiting */
-			prctl(PR_SET_NAME, "stasis-init", 0, 0, 0);
-			if (fds[1].fd >= 0)
-				close(fds[1].fd);
-			fds[1].fd = -1;
-			wait = false;
-		}
+		struct pollfd fds[2] = { { signals, POLLIN, 0 }, { watch, POLLIN, 0 } };
 		poll(fds, 2, timeout_ms());
-		while (fds[1].fd >= 0 && read(fds[1].fd, events, sizeof(events)) > 0)
+		while (watch >= 0 && read(watch, events, sizeof(events)) > 0)
 			;
-		while (read(fds[0].fd, &info, sizeof(info)) == sizeof(info))
+		while (read(signals, &info, sizeof(info)) == sizeof(info))
 			on_signal((int)info.ssi_signo);
 		if (kill_at >= 0 && now() >= kill_at) {
 			complain("still running at the end of the grace period", "killed");
