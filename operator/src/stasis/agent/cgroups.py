@@ -7,6 +7,9 @@ controllers ("freezer", "name=systemd"); the unified one of v2 by "". Standard l
 import os
 import re
 
+# The hierarchies by which managers of services and containers end what belongs together; the others only set limits.
+LIFETIMES = ("", "name=systemd", "freezer", "devices", "pids")
+
 MOUNTINFO = re.compile(r"^\S+ \S+ \S+ (?P<root>\S+) (?P<at>\S+) .* - (?P<type>cgroup2?) \S+ (?P<options>\S+)$")
 
 
@@ -44,3 +47,13 @@ def move(pid: int, group: str) -> None:
         os.write(fd, str(pid).encode())
     finally:
         os.close(fd)
+
+
+def outlive(name: str) -> None:
+    """Move this process where the end of its starter's groups does not reach it: to the group `name` at the top of
+    each hierarchy that ends processes, unless it is at the top already. Raises OSError."""
+    mounts = hierarchies()
+    for hierarchy, group in membership("self").items():
+        if hierarchy in LIFETIMES and hierarchy in mounts and group != "/":
+            os.makedirs(f"{mounts[hierarchy]}/{name}", exist_ok=True)
+            move(os.getpid(), f"{mounts[hierarchy]}/{name}")

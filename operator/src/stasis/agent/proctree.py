@@ -38,14 +38,17 @@ def state(pid: int, task: int) -> str:
 
 def process_of(task: int) -> int:
     """The process that a thread belongs to; 0: gone."""
-    for line in read(task, task, "status").splitlines():
-        if line.startswith("Tgid:"):
-            return int(line.split()[1])
-    return 0
+    return _status(task, task, "Tgid:")
+
+
+def tracer(pid: int, task: int) -> int:
+    """The process that traces the thread; 0: none."""
+    return _status(pid, task, "TracerPid:")
 
 
 def start_time(pid: int) -> int:
-    """Clock ticks after boot at which the process started: with the pid it names one process for ever; 0: gone."""
+    """Clock ticks after boot at which the process started: with the pid it names one process until the next boot.
+    0: it is gone."""
     rest = read(pid, pid, "stat").rpartition(")")[2].split()
     return int(rest[19]) if rest else 0
 
@@ -57,3 +60,10 @@ def read(pid: int, task: int, name: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def _status(pid: int, task: int, field: str) -> int:
+    for line in read(pid, task, "status").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    return 0

@@ -1,0 +1,449 @@
+"""A tree that its agent leaves frozen runs on: at once before the vote, by the recorded decision after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.guardian.conftest import ROOTS, Container, try_rmdir, wait
+
+from stasis.agent import cgroups, proctree
+from stasis.agent.freezer import Freezer
+from stasis.agent.journal import Fate, FrozenTree, StateDir
+from stasis.agent.network import lock
+from stasis.agent.network.sockets import TcpSockets
+from stasis.agent.reconcile import Found, Standing, note_helper, reconcile
+from stasis.agent.records import Records
+from stasis.core.records import Record, Verdict, decision_key, release_key
+
+pytestmark = pytest.mark.root
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "operator" / "src"
+TCP_REPAIR = 19
+
+
+class Bench:
+    """A container with a tree, a state folder, and agents that can be killed."""
+
+    def __init__(self, box: Container, path: Path, version: str) -> None:
+        self.box = box
+        self.path = path
+        self.version = version
+        self.state = StateDir(path / "state")
+        self.records = Records(path / "records")
+        self.netns = os.open(f"/proc/{box.pid1}/ns/net", os.O_RDONLY)
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def agent(
+        self, *words: str, seconds: float = 600.0, prefix: tuple[str, ...] = (), path: str = str(SOURCE)
+    ) -> subprocess.Popen[str]:
+        """An agent that has done `words`."""
+        box = self.box
+        arguments = (self.path / "state", self.path / "records", box.pid1, box.root, self.version, seconds)
+        agent = subprocess.Popen(
+            [*prefix, sys.executable, str(HERE / "agent.py"), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.agents.append(agent)
+        assert self.answer(agent) == "ready"
+        for word in words:
+            assert self.tell(agent, word) == "done", word
+        return agent
+
+    def tell(self, agent: subprocess.Popen[str], word: str) -> str:
+        assert agent.stdin is not None
+        agent.stdin.write(word + "\n")
+        agent.stdin.flush()
+        return self.answer(agent)
+
+    @staticmethod
+    def answer(agent: subprocess.Popen[str]) -> str:
+        assert agent.stdout is not None
+        return agent.stdout.readline().strip()
+
+    def kill(self, agent: subprocess.Popen[str]) -> None:
+        agent.kill()
+        agent.wait()
+
+    @property
+    def freezer(self) -> Freezer:
+        return Freezer(str(self.box.groups[self.version] / "stasis"), self.version)  # type: ignore[arg-type]
+
+    def frozen(self) -> bool:
+        with self.freezer as freezer:
+            return freezer.state() == "frozen"
+
+    def free(self) -> bool:
+        """Thawed and unlocked."""
+        with self.freezer as freezer:
+            return freezer.state() == "thawed" and not lock.is_locked(self.netns)
+
+    def guardians(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    command = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if b"guardian_main" in command and str(self.path).encode() in command:
+                    found.append(int(entry.name))
+        return found
+
+    def decide(self, verdict: Verdict) -> None:
+        key = release_key if verdict in (Verdict.RELEASE, Verdict.CONTINUE) else decision_key
+        self.records.create(key("8a5e"), Record(verdict, "8a5e", 1))
+
+    def log(self) -> str:
+        return self.state.log_text("8a5e.0")
+
+    def close(self) -> None:
+        for agent in self.agents:
+            self.kill(agent)
+            agent.stdin.close()  # type: ignore[union-attr]
+            agent.stdout.close()  # type: ignore[union-attr]
+        for pid in self.guardians():
+            os.kill(pid, signal.SIGKILL)
+        assert wait(lambda: not self.guardians())
+        os.close(self.netns)
+        self.state.close()
+        self.records.close()
+        assert try_rmdir(ROOTS["v2"] / "stasis-guardian")
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, container: Callable[..., Container], tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(container("beat", 3, unshare=("unshare", "--net")), tmp_path, getattr(request, "param", "v1"))
+    yield made
+    made.close()
+
+
+both_versions = pytest.mark.parametrize("bench", ["v1", "v2"], indirect=True)
+
+
+@both_versions
+def test_orderly_freeze(bench: Bench) -> None:
+    agent = bench.agent("arm", "freeze", "lock", "check")
+    assert bench.frozen()
+    assert len(bench.guardians()) == 1
+    assert bench.tell(agent, "ensure") == "False"
+    assert bench.tell(agent, "thaw") == "done"
+    assert bench.tell(agent, "stop") == "done"
+    assert bench.guardians() == []
+    assert bench.box.runs()
+    assert os.listdir(bench.path / "state") == []
+    assert bench.tell(agent, "stop") == "done"
+
+
+@both_versions
+def test_released_tree_is_the_agents_to_kill(bench: Bench) -> None:
+    agent = bench.agent("arm", "freeze", "vote", "vote")
+    bench.decide(Verdict.COMMIT)
+    bench.decide(Verdict.RELEASE)
+    assert bench.box.still()
+    time.sleep(0.6)
+    assert bench.frozen()
+    assert bench.tell(agent, "kill") == "done"
+    assert wait(lambda: bench.guardians() == [])
+    assert "the tree is gone" in bench.log()
+    assert bench.tell(agent, "stop") == "done"
+
+
+@both_versions
+@pytest.mark.parametrize("words", [("arm",), ("arm", "freeze"), ("arm", "freeze", "lock")])
+def test_agent_killed_before_its_vote(bench: Bench, words: tuple[str, ...]) -> None:
+    bench.kill(bench.agent(*words))
+    assert wait(lambda: bench.guardians() == [])
+    assert bench.free()
+    assert bench.box.runs()
+    assert bench.state.fate("8a5e.0") is Fate.FIRED
+    assert bench.state.claim("8a5e.0", Fate.VOTED) is Fate.FIRED
+
+
+@both_versions
+@pytest.mark.parametrize("verdict", [Verdict.ABORT, Verdict.CONTINUE])
+def test_agent_killed_after_its_vote(bench: Bench, verdict: Verdict) -> None:
+    bench.kill(bench.agent("arm", "freeze", "lock", "vote", seconds=3.0))
+    time.sleep(0.6)
+    assert bench.frozen()
+    if verdict is Verdict.CONTINUE:
+        bench.decide(Verdict.COMMIT)
+        time.sleep(0.6)
+        assert bench.frozen()
+    bench.decide(verdict)
+    assert wait(lambda: bench.guardians() == [])
+    assert bench.free()
+    assert bench.box.runs()
+    assert bench.state.fate("8a5e.0") is Fate.VOTED
+
+
+def test_vote_outlasts_the_deadline(bench: Bench) -> None:
+    bench.agent("arm", "freeze", "vote", seconds=2.0)
+    assert wait(lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) > deadline(bench))
+    time.sleep(0.6)
+    assert bench.frozen()
+
+
+@both_versions
+def test_silent_agent_loses_at_its_deadline(bench: Bench) -> None:
+    agent = bench.agent("arm", "freeze", "lock", seconds=2.0)
+    agent.send_signal(signal.SIGSTOP)
+    assert bench.frozen()
+    assert wait(bench.free)
+    assert time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= deadline(bench)
+    assert bench.box.runs()
+    agent.send_signal(signal.SIGCONT)
+    # Unaware of all that it freezes once more: the guardian has stayed for this.
+    bench.tell(agent, "freeze")
+    assert wait(bench.free)
+    assert "DeadlineExceeded" in bench.tell(agent, "vote")
+    assert "CheckpointFailed" in bench.tell(agent, "check")
+    assert bench.tell(agent, "stop") == "done"
+    assert bench.guardians() == []
+
+
+def test_vote_after_the_deadline_is_refused_without_a_guardian(bench: Bench) -> None:
+    agent = bench.agent("arm", "freeze", seconds=2.0)
+    kill_guardian(bench)
+    assert wait(lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= deadline(bench))
+    assert "DeadlineExceeded" in bench.tell(agent, "vote")
+    assert bench.tell(agent, "ensure") == "True"
+    assert wait(bench.free)
+
+
+def test_deadline_is_of_boottime(bench: Bench, tmp_path: Path) -> None:
+    """The guardian's CLOCK_MONOTONIC is a thousand seconds ahead of its CLOCK_BOOTTIME, the wall clock years."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec unshare --time --monotonic 1000 --fork {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.executable = {str(python)!r}")
+    bench.agent("arm", seconds=700.0, path=f"{tmp_path}:{SOURCE}")
+    (pid,) = bench.guardians()
+    offsets = Path(f"/proc/{pid}/timens_offsets").read_text().splitlines()
+    assert ["monotonic", "1000", "0"] in [line.split() for line in offsets]
+    time.sleep(0.6)
+    assert bench.state.fate("8a5e.0") is None
+
+
+def test_guardian_killed_is_noticed_and_replaced(bench: Bench) -> None:
+    agent = bench.agent("arm", "freeze", "lock")
+    first = kill_guardian(bench)
+    assert bench.frozen()
+    assert bench.tell(agent, "ensure") == "True"
+    assert bench.guardians() not in ([], [first])
+    bench.kill(agent)
+    assert wait(lambda: bench.guardians() == [])
+    assert bench.free()
+
+
+def test_only_a_kill_ends_a_guardian(bench: Bench) -> None:
+    bench.agent("arm", "freeze")
+    (pid,) = bench.guardians()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
+        os.kill(pid, number)
+    time.sleep(0.3)
+    assert bench.guardians() == [pid]
+    assert bench.frozen()
+    assert not Path(f"/proc/{pid}/fd/0").readlink().name.startswith("pipe")
+    assert os.getsid(pid) != os.getsid(0)
+    assert Path(f"/proc/{pid}/comm").read_text() == "stasis-guardian\n"
+
+
+def test_end_of_the_agents_cgroup_spares_the_guardian(bench: Bench) -> None:
+    group = bench.box.groups["v2"] / "agent"
+    group.mkdir()
+    join = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+    agent = bench.agent("arm", "freeze", "lock", prefix=("sh", "-c", join, "sh"))
+    (guardian,) = bench.guardians()
+    assert cgroups.membership(agent.pid)[""] == f"/{bench.box.id}/agent"
+    assert cgroups.membership(guardian)[""] == "/stasis-guardian"
+    (group / "cgroup.kill").write_text("1")
+    agent.wait()
+    assert wait(lambda: bench.guardians() == [])
+    assert bench.free()
+    assert bench.box.runs()
+
+
+def test_container_deleted_while_frozen(bench: Bench) -> None:
+    bench.agent("arm", "freeze", "lock", "vote")
+    bench.box.remove()
+    assert wait(lambda: bench.guardians() == [])
+
+
+def test_full_disk_keeps_nothing_frozen(bench: Bench) -> None:
+    state = bench.path / "state"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", state], check=True)
+    try:
+        bench.state.close()
+        bench.state = StateDir(state)
+        agent = bench.agent("arm", "freeze", "lock")
+        with open(state / "fill", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(bytes(4096))
+        assert "ResourceShort" in bench.tell(agent, "vote")
+        bench.kill(agent)
+        assert wait(lambda: bench.guardians() == [])
+        assert bench.free()
+        assert bench.state.fate("8a5e.0") is Fate.FIRED
+    finally:
+        subprocess.run(["umount", "--lazy", state], check=True)
+
+
+def test_traced_tree_in_repair_mode_is_set_free(bench: Bench) -> None:
+    """As a CRIU leaves it that was stuck or killed in the middle of a dump."""
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    tracer = holder = None
+    try:
+        holder = subprocess.Popen(["sleep", "600"], pass_fds=(client.fileno(),))
+        client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+        agent = bench.agent("arm", "freeze")
+        cgroups.move(holder.pid, bench.freezer.path)
+        tracer = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import ctypes, time, sys\n"
+                f"assert ctypes.CDLL(None).ptrace(0x4206, {holder.pid}, None, None) == 0\n"  # PTRACE_SEIZE
+                "print('traces', flush=True); time.sleep(600)",
+            ],
+            stdout=subprocess.PIPE,
+        )
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == b"traces\n"
+        bench.kill(agent)
+        assert wait(lambda: bench.guardians() == [])
+        assert bench.free()
+        assert tracer.wait() == -signal.SIGKILL
+        with TcpSockets([holder.pid]) as sockets:
+            assert [s.socket.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR) for s in sockets] == [0]
+    finally:
+        for process in (holder, tracer):
+            if process is not None:
+                process.kill()
+                process.wait()
+                if process.stdout:
+                    process.stdout.close()
+        client.close()
+        server.close()
+
+
+# ------------------------------------------------------------------ a restarted agent
+
+
+@pytest.mark.parametrize(("bench", "guardian"), [("v1", "lives"), ("v2", "killed")], indirect=["bench"])
+@pytest.mark.parametrize(
+    ("words", "verdicts", "standing"),
+    [
+        (("arm",), (), Standing.RUNS),
+        (("arm", "freeze", "lock"), (), Standing.RUNS),
+        (("arm", "freeze", "lock", "vote"), (), Standing.WAITS),
+        (("arm", "freeze", "lock", "vote"), (Verdict.COMMIT,), Standing.WAITS),
+        (("arm", "freeze", "lock", "vote"), (Verdict.ABORT,), Standing.RUNS),
+        (("arm", "freeze", "lock", "vote"), (Verdict.COMMIT, Verdict.CONTINUE), Standing.RUNS),
+        (("arm", "freeze", "lock", "vote"), (Verdict.COMMIT, Verdict.RELEASE), Standing.RELEASED),
+    ],
+)
+def test_restarted_agent_reconciles(
+    bench: Bench, words: tuple[str, ...], verdicts: tuple[Verdict, ...], standing: Standing, guardian: str
+) -> None:
+    agent = bench.agent(*words)
+    if guardian == "killed":
+        kill_guardian(bench)
+    for verdict in verdicts:
+        bench.decide(verdict)
+    bench.kill(agent)
+    found = the_one(reconcile(bench.state))
+    assert found.standing is standing
+    assert found.guardian is not None
+    if standing is Standing.WAITS:
+        assert bench.frozen()
+        assert len(bench.guardians()) == 1
+        bench.decide(Verdict.ABORT if not verdicts else Verdict.CONTINUE)
+    if standing is Standing.RELEASED:
+        assert proctree.start_time(bench.box.root) == 0 or proctree.dead(bench.box.root)
+    else:
+        assert wait(bench.free)
+        assert bench.box.runs()
+    assert the_one(reconcile(bench.state)).fate is found.fate  # kept for whoever votes, until the freeze is settled
+    found.guardian.stop()
+    assert bench.guardians() == []
+    assert os.listdir(bench.path / "state") == []
+    assert reconcile(bench.state) == []
+
+
+def test_release_is_carried_out_by_the_agents_own_means(bench: Bench) -> None:
+    bench.kill(bench.agent("arm", "freeze", "vote"))
+    bench.decide(Verdict.RELEASE)
+    released: list[FrozenTree] = []
+    assert the_one(reconcile(bench.state, released.append)).standing is Standing.RELEASED
+    assert [tree.rank for tree in released] == [0]
+    assert bench.frozen()
+
+
+def test_helpers_of_a_killed_agent_are_ended(bench: Bench) -> None:
+    helper, other = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
+    try:
+        note_helper(bench.state, helper.pid)
+        note_helper(bench.state, other.pid)
+        entry = bench.state.read("helper", str(other.pid))
+        assert entry is not None
+        bench.state.write("helper", str(other.pid), {**entry, "start": entry["start"] - 1})  # a pid used again
+        reconcile(bench.state)
+        assert helper.wait() == -signal.SIGKILL
+        assert other.poll() is None
+        assert bench.state.names("helper") == []
+    finally:
+        for process in (helper, other):
+            process.kill()
+            process.wait()
+
+
+def test_tree_gone_and_machine_restarted_are_told(bench: Bench) -> None:
+    bench.kill(bench.agent("arm", "freeze", "vote"))
+    tree = bench.state.read_tree("8a5e.0")
+    assert isinstance(tree, FrozenTree)
+    bench.state.write("tree", "8a5e.1", {**vars(tree), "rank": 1, "boot": "another"})
+    bench.state.write("tree", "8a5e.2", {"op": "8a5e"})
+    bench.freezer.kill()
+    found = {one.name: (one.standing, one.fate) for one in reconcile(bench.state)}
+    assert found == {
+        "8a5e.0": (Standing.GONE, Fate.VOTED),
+        "8a5e.1": (Standing.GONE, Fate.FIRED),
+        "8a5e.2": (Standing.BROKEN, None),
+    }
+
+
+def test_guardian_that_cannot_start_leaves_nothing(bench: Bench) -> None:
+    agent = bench.agent()
+    os.rmdir(bench.freezer.path)
+    assert "its guardian does not start: GroupGone" in bench.tell(agent, "arm")
+    assert os.listdir(bench.path / "state") == []
+
+
+def deadline(bench: Bench) -> int:
+    tree = bench.state.read_tree("8a5e.0")
+    assert isinstance(tree, FrozenTree)
+    return tree.deadline
+
+
+def kill_guardian(bench: Bench) -> int:
+    (pid,) = bench.guardians()
+    os.kill(pid, signal.SIGKILL)
+    assert wait(lambda: bench.guardians() == [])
+    return pid
+
+
+def the_one(found: list[Found]) -> Found:
+    (one,) = found
+    return one
