@@ -13,7 +13,7 @@ import mmap
 import os
 import select
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -162,6 +162,19 @@ class Copied:
                     view.release()
         finally:
             os.close(fd)
+
+    def put(self, pieces: Iterable[memoryview]) -> None:
+        """Copy pieces that come from elsewhere than a pipe."""
+        for piece in pieces:
+            done = 0
+            while done < len(piece):
+                start = self.size % Buffers.CHUNK
+                if start == 0:
+                    self._chunks.append(self._buffers.get())
+                count = min(len(piece) - done, Buffers.CHUNK - start)
+                self._chunks[-1][start : start + count] = piece[done : done + count]
+                done += count
+                self.size += count
 
     def pieces(self) -> Iterator[memoryview]:
         left = self.size

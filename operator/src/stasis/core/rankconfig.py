@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from stasis.core.connections import Connection
+from stasis.core.connections import Connection, FourTuple, address
 from stasis.errors import Corrupt, Unsupported
 
 VERSION = 1
@@ -37,7 +37,10 @@ class RankConfig:
     attributes: tuple[Mapping[str, Any], ...] = ()  # what CRIU does not carry, by task
     cgroups: tuple[Mapping[str, Any], ...] = ()  # groups of the tree's own, and who was in them
     connections: tuple[Mapping[str, Any], ...] = ()  # `Connection.as_dict`
-    timeouts: Mapping[str, int] = field(default_factory=dict)  # inode of a socket -> TCP_USER_TIMEOUT (ms)
+    fixes: Mapping[str, Any] = field(default_factory=dict)  # inode of a socket -> `Fix`, so that both its ends agree
+    outside: tuple[Any, ...] = ()  # [local, port, remote, port] of connections that lead out of the gang
+    options: Mapping[str, Any] = field(default_factory=dict)  # `pid/fd` of a socket -> options that CRIU does not carry
+    listening: tuple[int, ...] = ()  # TCP ports
     open_on_volumes: tuple[Mapping[str, Any], ...] = ()  # files on volumes that are not carried
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds, by step
@@ -47,6 +50,13 @@ class RankConfig:
         try:
             return [Connection.from_dict(item) for item in self.connections]
         except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"the config of rank {self.rank} holds a connection that is none: {error}") from None
+
+    def leaving(self) -> list[FourTuple]:
+        """The connections to others than gang members: closed at the restore."""
+        try:
+            return [FourTuple(address(a), int(p), address(b), int(q)) for a, p, b, q in self.outside]
+        except (TypeError, ValueError) as error:
             raise Corrupt(f"the config of rank {self.rank} holds a connection that is none: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def main() -> None:
     data = torch.Generator().manual_seed(rank)
     number = random.SystemRandom().getrandbits(32)
     for step in range(options.steps):
-        ids = torch.randint(0, 256, (4, 65), generator=data)
+        first, stride = torch.randint(0, 256, (2, 4, 1), generator=data)
+        ids = (first + (1 + stride % 4) * torch.arange(65)) % 256  # sequences that can be learned
         logits = model(ids[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()

@@ -1,0 +1,266 @@
+"""One rank's part in a checkpoint: the steps of the gang protocol, carried out on one container.
+
+Each step is idempotent, runs in a thread of the agent's, and returns JSON. The tree is frozen from `freeze` to `thaw`
+or `release`; between them its pages may be held by reference. A guardian that somebody else has started watches over
+the freeze.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from stasis.agent import lookup, proctree, scan
+from stasis.agent.capture import Captured, capture_tree
+from stasis.agent.freezer import Freezer
+from stasis.agent.lookup import Root
+from stasis.agent.network import lock, options
+from stasis.agent.network.sockets import TcpSockets, drain
+from stasis.agent.node import Job, Node, write_word
+from stasis.core import connections
+from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
+from stasis.core.steps import Step
+from stasis.errors import CheckpointFailed, Refused, UsageError
+from stasis.store.connect import open_repository
+from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
+from stasis.store.reader import RankReader
+from stasis.store.writer import RankWriter, StoreOptions
+
+DRAIN_SECONDS = 1.0
+DUMP_SECONDS = 600.0
+
+
+class CheckpointRank:
+    """The state of one rank in one checkpoint. `run(step, args)` carries a step out."""
+
+    def __init__(self, node: Node, progress: Callable[[int], None] | None = None) -> None:
+        self.node = node
+        self._progress = progress
+        self._job: Job | None = None
+        self._captured: Captured | None = None
+        self._sockets: TcpSockets | None = None
+        self._options: options.Options = {}
+        self._stopped: list[int] = []
+        self._netns: int | None = None
+        self._freezer: Freezer | None = None
+        self._manifest: dict[str, Any] | None = None
+        self._timings: dict[str, float] = {}
+        self._criu = node.criu()
+        self._steps: dict[Step, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            Step.PREPARE: self._prepare,
+            Step.FREEZE: self._freeze,
+            Step.DRAIN: self._drain,
+            Step.LOCK_NETWORK: self._lock_network,
+            Step.CAPTURE: self._capture,
+            Step.UNLOCK_NETWORK: self._unlock_network,
+            Step.THAW: self._thaw,
+            Step.STORE: self._store,
+            Step.RELEASE: self._release,
+            Step.CONTINUE: self._continue,
+        }
+
+    def recover(self, args: Mapping[str, Any]) -> None:
+        """After a restart of the agent: find again what an earlier one worked on, so that it can be undone."""
+        self._job = Job.from_args(args)
+        with contextlib.suppress(ProcessLookupError):
+            self._find()
+
+    def run(self, step: Step, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry a step out; steps of collectives and devices have nothing to do for a job without them."""
+        started = time.monotonic()
+        try:
+            work = self._steps.get(step)
+            return work(args) if work else {}
+        finally:
+            self._timings[step] = time.monotonic() - started
+
+    def give_up(self) -> None:
+        """Make a step that is under way in another thread fail."""
+        self._criu.kill()
+
+    @property
+    def job(self) -> Job:
+        if self._job is None:
+            raise UsageError("a step before the first one")
+        return self._job
+
+    @property
+    def tree(self) -> tuple[int, Root, Freezer]:
+        """PID 1 of the container, the keeper, the tree's freezer. Known once the first step is done."""
+        assert self._freezer is not None
+        return self._pid1, self._root, self._freezer
+
+    # Before the freeze.
+
+    def _prepare(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._job = Job.from_args(args)
+        try:
+            self._find()
+            if findings := scan.scan(self._pid1, self._root):
+                raise Refused(findings)
+        except ProcessLookupError as gone:
+            raise CheckpointFailed(f"rank {job.rank} has nothing to checkpoint: {gone}") from gone
+        _, root, freezer = self.tree
+        pids = freezer.gather(root.pid)
+        size = sum(resident(pid) for pid in pids)
+        if not job.releases:
+            self.node.buffers.reserve(size)
+        return {"root": {"pid": self._root.pid, "start": self._root.start}, "resident": size, "processes": len(pids)}
+
+    def _find(self) -> None:
+        self._pid1 = lookup.find_pid1(self.job.container_id)
+        self._root = lookup.find_root(self._pid1)
+        self._freezer = Freezer.of(self._pid1, container_id=self.job.container_id)
+        if self._netns is None:
+            self._netns = os.open(f"/proc/{self._pid1}/ns/net", os.O_RDONLY)
+
+    # Frozen.
+
+    def _freeze(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        _, root, freezer = self.tree
+        stopped = {pid for pid in freezer.gather(root.pid) if proctree.state(pid, pid) == "T"}
+        pids = freezer.freeze()
+        if not self._root.alive():
+            raise CheckpointFailed(f"rank {self.job.rank} ended before it was frozen")
+        self._stopped = [lookup.inner_pids(pid)[-1] for pid in stopped & pids]
+        self._pids = pids
+        if self._sockets is None:
+            self._sockets = TcpSockets(pids)
+            self._options = options.read(self._sockets)
+        options.hold(self._sockets)
+        write_word(self._pid1, "state", "frozen")
+        return {"processes": len(pids)}
+
+    def _gang(self) -> set[connections.IpAddress]:
+        return {connections.address(text) for pair in self.job.addresses.values() for text in pair}
+
+    def _own(self) -> set[connections.IpAddress]:
+        return {connections.address(text) for text in self.job.addresses[str(self.job.rank)]}
+
+    def _drain(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._sockets is not None
+        return {"left": drain(self._sockets.connected(self._gang()), DRAIN_SECONDS)}
+
+    def _lock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._sockets is not None
+        assert self._netns is not None
+        lock.lock(self._netns, self._gang(), self._sockets.within(self._own()))
+        return {"in_flight": sum(s.in_flight for s in self._sockets.connected(self._gang()))}
+
+    def _capture(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if self._captured is None:
+            pid1, root, freezer = self.tree
+            inner = lookup.inner_pids(root.pid)[-1]
+            self._captured = capture_tree(
+                self.node, self._criu, pid1, inner, freezer.fd, self.job, timeout=DUMP_SECONDS
+            )
+        table = self._captured.connections
+        return {"size": self._captured.size, "connections": [c.as_dict() for c in table]}
+
+    def _unlock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if self._netns is not None:
+            lock.unlock(self._netns)
+        return {}
+
+    def _thaw(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if self._sockets is not None:
+            options.write(self._sockets, self._options)
+            self._sockets.close()
+            self._sockets = None
+        if self._freezer is not None:
+            with contextlib.suppress(OSError):
+                write_word(self._pid1, "state", "running")
+            self._freezer.thaw()
+        return {}
+
+    # Durable.
+
+    def _store(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if self._manifest is None:
+            assert self._captured is not None
+            self._manifest = self._write(self._captured, args)
+        return self._manifest
+
+    def _write(self, captured: Captured, args: Mapping[str, Any]) -> dict[str, Any]:
+        job = self.job
+        with contextlib.ExitStack() as stack:
+            repository = stack.enter_context(open_repository(job.repository))
+            parent = None
+            if job.parent:
+                known = repository.get_manifest(job.parent)
+                descriptor = Descriptor(MANIFEST, job.parent, len(known.body), RANK_ARTIFACT)
+                parent = RankReader(repository, descriptor)
+            writer = RankWriter(
+                repository, uid=job.uid, rank=job.rank, parent=parent, options=StoreOptions(), progress=self._progress
+            )
+            stack.callback(writer.abort)
+            with ThreadPoolExecutor(4, thread_name_prefix="store") as pool:
+                named: list[tuple[str, Callable[[], Iterable[memoryview]]]]
+                named = [(IMAGE_PREFIX + name, stream.pieces) for name, stream in captured.images.items()]
+                named += [(AREA_PREFIX + name, pieces) for name, pieces in captured.areas.items()]
+                named.sort(key=lambda item: not item[0].startswith(f"{IMAGE_PREFIX}pages-"))  # the long ones first
+                for done in [pool.submit(writer.add, name, pieces()) for name, pieces in named]:
+                    done.result()
+            result = writer.finish(self._config(captured, args).to_dict())
+        captured.close()
+        self._captured = None
+        return {"manifest": result.manifest.digest, "size": result.manifest.size, "stats": vars(result.stats)}
+
+    def _config(self, captured: Captured, args: Mapping[str, Any]) -> RankConfig:
+        job = self.job
+        return RankConfig(
+            uid=job.uid,
+            rank=job.rank,
+            world_size=job.world_size,
+            root=captured.root,
+            last_pid=captured.last_pid,
+            hostname=captured.hostname,
+            address=job.addresses[str(job.rank)][0],
+            peers={rank: first for rank, (first, _) in job.addresses.items()},
+            stdio=captured.stdio,
+            areas={name: area.data for name, area in captured.area_sizes.items()},
+            stopped=tuple(self._stopped),
+            connections=tuple(c.as_dict() for c in captured.connections),
+            fixes=args.get("fixes", {}),
+            outside=tuple(args.get("outside", ())),
+            options=self._options,
+            listening=tuple(captured.listening),
+            timings={step: round(seconds, 4) for step, seconds in self._timings.items()},
+        )
+
+    # After the decision.
+
+    def _release(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if self._freezer is not None:  # None: the container is gone already
+            write_word(self._pid1, "word", "released")
+            self._freezer.kill()
+        self._close()
+        return {}
+
+    def _continue(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Forget what was captured; give the processes back to their groups."""
+        self._close()
+        return {}
+
+    def _close(self) -> None:
+        if self._captured is not None:
+            self._captured.close()
+            self._captured = None
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None
+        if self._netns is not None:
+            os.close(self._netns)
+            self._netns = None
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process's memory that a dump may hold; 0 where it is gone."""
+    text = proctree.read(pid, pid, "smaps_rollup")
+    found = re.findall(r"^(?:Pss_Anon|Pss_Shmem|Swap|Private_Dirty):\s+(\d+) kB", text, re.MULTILINE)
+    return sum(int(kib) << 10 for kib in found)

@@ -1,0 +1,302 @@
+"""One rank's part in a restore: the steps of the gang protocol, carried out on one placeholder.
+
+Nothing of the checkpoint runs before `thaw`: until then every task is stopped and frozen and the network locked, and
+`tear-down` leaves the placeholder as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from stasis.agent import cgroups, lookup
+from stasis.agent.criu import container_cgroups
+from stasis.agent.files.areas import require_room
+from stasis.agent.files.laid import LaidList
+from stasis.agent.files.lay import remove
+from stasis.agent.files.volumes import volume_points
+from stasis.agent.files.worker import lay_in_child
+from stasis.agent.freezer import Freezer
+from stasis.agent.launch import enter
+from stasis.agent.names import set_hostname
+from stasis.agent.network import diag, images, lock, options
+from stasis.agent.network.release import Gate
+from stasis.agent.node import Job, Node, write_word
+from stasis.agent.pipes import enlarge
+from stasis.agent.stream import write_all
+from stasis.core import connections
+from stasis.core.connections import Fix
+from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
+from stasis.core.steps import Step
+from stasis.errors import RestoreFailed, UsageError
+from stasis.store.connect import open_repository
+from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
+from stasis.store.reader import RankReader
+from stasis.store.repository import Repository
+
+RESTORE_SECONDS = 600.0
+SMALL_IMAGE = 64 << 20  # images up to this size are read whole, changed where they must be, and served from memory
+
+
+class RestoreRank:
+    """The state of one rank in one attempt to restore. `run(step, args)` carries a step out."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._job: Job | None = None
+        self._repository: Repository | None = None
+        self._gate: Gate | None = None
+        self._netns: int | None = None
+        self._freezer: Freezer | None = None
+        self._criu = node.criu()
+        self.timings: dict[str, float] = {}
+        self._steps: dict[Step, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            Step.PLACE: self._place,
+            Step.LAY: self._lay,
+            Step.RESTORE: self._restore,
+            Step.RELEASE_NETWORK: self._release_network,
+            Step.POKE_NETWORK: self._poke_network,
+            Step.THAW: self._thaw,
+            Step.TEAR_DOWN: self._tear_down,
+        }
+
+    def recover(self, args: Mapping[str, Any]) -> None:
+        """After a restart of the agent: find again what an earlier one worked on, so that it can be undone."""
+        self._job = Job.from_args(args)
+        with contextlib.suppress(ProcessLookupError):
+            self._find()
+
+    def run(self, step: Step, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry a step out; steps of collectives and devices have nothing to do for a job without them."""
+        started = time.monotonic()
+        try:
+            work = self._steps.get(step)
+            return work(args) if work else {}
+        finally:
+            self.timings[step] = time.monotonic() - started
+
+    def give_up(self) -> None:
+        """Make a step that is under way in another thread fail."""
+        self._criu.kill()
+
+    @property
+    def job(self) -> Job:
+        if self._job is None:
+            raise UsageError("a step before the first one")
+        return self._job
+
+    @property
+    def tree(self) -> tuple[int, lookup.Root, Freezer]:
+        """PID 1 of the container, the restored keeper, the tree's freezer."""
+        assert self._freezer is not None
+        return self._pid1, self._root, self._freezer
+
+    # Nothing is changed yet.
+
+    def _place(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._job = Job.from_args(args)
+        try:
+            self._find()
+        except ProcessLookupError as gone:
+            raise RestoreFailed(f"rank {job.rank} has no placeholder: {gone}") from gone
+        if self._repository is None:
+            self._repository = open_repository(job.repository)
+        self._reader = RankReader(self._repository, Descriptor(MANIFEST, job.manifest, 0, RANK_ARTIFACT))
+        self._config = RankConfig.from_dict(self._reader.config)
+        if self._config.rank != job.rank or self._config.world_size != job.world_size:
+            raise RestoreFailed(
+                f"the checkpoint {job.manifest} is of rank {self._config.rank} of {self._config.world_size}, "
+                f"not of rank {job.rank} of {job.world_size}"
+            )
+        for area, size in self._config.areas.items():
+            require_room(self._pid1, area, size)
+        return {"pid1": self._pid1}
+
+    def _find(self) -> None:
+        self._pid1 = lookup.find_pid1(self.job.container_id)
+        self._freezer = Freezer.of(self._pid1, container_id=self.job.container_id)
+        if self._netns is None:
+            self._netns = os.open(f"/proc/{self._pid1}/ns/net", os.O_RDONLY)
+
+    # From here on `tear-down` has something to do.
+
+    @property
+    def _laid(self) -> Path:
+        return self.node.state / f"laid-{self.job.container_id}"
+
+    def _lay(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        config, job = self._config, self.job
+        assert self._netns is not None
+        write_word(self._pid1, "state", "restoring")
+        set_hostname(self._pid1, config.hostname)
+        gang = {connections.address(text) for pair in job.addresses.values() for text in pair}
+        lock.lock(self._netns, gang, [c.ends for c in config.table()])
+        groups = [str(folder) for folder in set(self._groups())]
+        order = sorted(config.areas, key=lambda area: area != "upper")  # mount points of others may lie in the layer
+        return {area: self._lay_area(area, groups).as_dict() for area in order}
+
+    def _groups(self) -> list[Path]:
+        mounts = cgroups.hierarchies()
+        membership = cgroups.membership(self._pid1)
+        return [Path(mounts[name] + path) for name, path in membership.items() if name in mounts]
+
+    def _lay_area(self, area: str, groups: list[str]) -> Any:
+        read, write = os.pipe()
+        enlarge(write)
+        failure: list[BaseException] = []
+
+        def feed() -> None:
+            try:
+                self._reader.copy_to(AREA_PREFIX + area, write)
+            except BrokenPipeError:
+                pass  # the child says why it stopped
+            except BaseException as error:
+                failure.append(error)
+            finally:
+                os.close(write)
+
+        feeder = threading.Thread(target=feed, name=f"lay:{area}", daemon=True)
+        feeder.start()
+        try:
+            return lay_in_child(self._pid1, area, read, self._laid, groups)
+        finally:
+            os.close(read)
+            feeder.join()
+            if failure:
+                raise failure[0]
+
+    def _restore(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        config, pid1 = self._config, self._pid1
+        assert self._freezer is not None
+        os.makedirs(self._freezer.path, exist_ok=True)
+        _raise_last_pid(pid1, config.last_pid)
+        inherit = {}
+        try:
+            for resource, fd in config.stdio.items():
+                inherit[resource] = os.open(f"/proc/{pid1}/fd/{fd}", os.O_WRONLY)
+            self._criu.restore(
+                pid1,
+                self._sources(),
+                cgroups=container_cgroups(pid1, Path(self._freezer.path)),
+                inherit=inherit,
+                timeout=RESTORE_SECONDS,
+            )
+        finally:
+            for fd in inherit.values():
+                os.close(fd)
+        self._root = self._find_restored()
+        self._freeze()
+        return {"root": {"pid": self._root.pid, "start": self._root.start}}
+
+    def _sources(self) -> dict[str, Callable[[int], None]]:
+        """What CRIU may ask for: small images from memory, some of them changed, long ones from the store."""
+        reader, codec = self._reader, self.node.codec
+        names = [name.removeprefix(IMAGE_PREFIX) for name in reader.names() if name.startswith(IMAGE_PREFIX)]
+        small = [name for name in names if reader.size(IMAGE_PREFIX + name) <= SMALL_IMAGE and "pages-" not in name]
+        with ThreadPoolExecutor(4, thread_name_prefix="fetch") as pool:
+            contents = pool.map(lambda name: reader.read(IMAGE_PREFIX + name, SMALL_IMAGE), small)
+            data = dict(zip(small, contents, strict=True))
+        for inode, fix in self._config.fixes.items():
+            name = images.queues(int(inode))
+            data[name] = images.apply(codec, data[name], Fix(**fix))
+        data["files.img"] = self._drop_sizes(data["files.img"])
+        sources: dict[str, Callable[[int], None]] = {}
+        for name in names:
+            if name in data:
+                sources[name] = lambda fd, content=data[name]: write_all(fd, content)  # type: ignore[misc]
+            else:
+                sources[name] = lambda fd, name=name: reader.copy_to(IMAGE_PREFIX + name, fd)  # type: ignore[misc]
+        return sources
+
+    def _drop_sizes(self, data: bytes) -> bytes:
+        """Let files on volumes that are not carried have grown since."""
+        points = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in self._config.areas])
+        image = self.node.codec.load("files.img", data)
+        for item in image.messages:
+            if item.HasField("reg") and any(item.reg.name.startswith(point.rstrip("/") + "/") for point in points):
+                item.reg.ClearField("size")
+        return self.node.codec.dump(image)
+
+    def _find_restored(self) -> lookup.Root:
+        for child in lookup.children(self._pid1):
+            if lookup.inner_pids(child)[-1:] == [self._config.root]:
+                return lookup.find_root(self._pid1)
+        raise RestoreFailed(f"CRIU restored no process {self._config.root} below init")
+
+    def _freeze(self) -> None:
+        """From stopped by signals (which programs would notice) to frozen: all but those that were stopped before."""
+        assert self._freezer is not None
+        self._freezer.gather(self._root.pid)
+        pids = self._freezer.freeze()
+        for pid in pids:
+            if lookup.inner_pids(pid)[-1] not in self._config.stopped:
+                os.kill(pid, signal.SIGCONT)
+        assert self._netns is not None
+        self._gate = Gate(pids, self._netns)
+        options.write(self._gate.sockets, self._config.options)
+
+    def _release_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._gate is not None
+        self._gate.unlock()
+        return {}
+
+    def _poke_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._gate is not None
+        assert self._netns is not None
+        diag.destroy(self._netns, self._config.leaving())
+        self._gate.poke()
+        return {}
+
+    # From here on the restore is decided.
+
+    def _thaw(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._freezer is not None
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
+        write_word(self._pid1, "word", f"restored {self._config.root}")
+        write_word(self._pid1, "state", "running")
+        self._freezer.thaw()
+        self._close()
+        return {}
+
+    def _tear_down(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Kill what was restored, remove what was laid. The placeholder waits on."""
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
+        if self._freezer is not None:
+            self._freezer.kill()
+            self._freezer.remove()
+        if self._job is not None and self._laid.exists():
+            remove(self._pid1, LaidList(self._laid))
+        if self._netns is not None:
+            lock.unlock(self._netns)
+        if self._freezer is not None:
+            write_word(self._pid1, "state", "waiting")
+        self._close()
+        return {}
+
+    def _close(self) -> None:
+        if self._job is not None:
+            self._laid.unlink(missing_ok=True)
+        if self._netns is not None:
+            os.close(self._netns)
+            self._netns = None
+        if self._repository is not None:
+            self._repository.close()
+            self._repository = None
+
+
+def _raise_last_pid(pid1: int, pid: int) -> None:
+    """Let new processes of the namespace get pids above `pid`: CRIU's helpers must not take those that it restores."""
+    writer = enter(pid1, ["/bin/sh", "-c", f"echo {pid + 100} > /proc/sys/kernel/ns_last_pid"], namespaces="p")
+    if writer.wait():
+        raise RestoreFailed("the last pid of the container's PID namespace cannot be raised")

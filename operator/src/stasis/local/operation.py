@@ -1,0 +1,197 @@
+"""Run one operation of a gang on this machine: its coordinator and all its members, in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stasis.agent.journal import BOOT_ID, StateDir
+from stasis.agent.node import Node
+from stasis.agent.records import Records
+from stasis.core import machine as m
+from stasis.core.driver import CoordinatorDriver, MemberDriver
+from stasis.core.gang import Coordinator, Hook, no_hook
+from stasis.core.member import Member
+from stasis.core.messages import member_address
+from stasis.core.plan import Kind, Outcome, Spec
+from stasis.core.records import Failure, Record, Verdict
+from stasis.core.steps import Step
+from stasis.errors import StasisError
+from stasis.local.ports import BootClock, Bus, GuardianPort, JournalPort, RankExecutor, RecordsPort, Runner
+
+
+@dataclass
+class Report:
+    """What became of an operation. `results`: what each rank returned, by step; `seconds`: from the operation's start
+    to the barrier after each step, the last of its kind."""
+
+    op: str
+    kind: Kind
+    outcome: Outcome
+    failures: tuple[Failure, ...]
+    results: dict[Step, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
+    seconds: dict[Step, float] = field(default_factory=dict)
+    commit: Record | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome in (Outcome.RELEASED, Outcome.CONTINUED, Outcome.RESTORED)
+
+
+class LocalAgent:
+    """The agent and the coordinator of one gang's operations. `state` is theirs alone and outlives them.
+
+    `status(rank)` tells how a rank's container ended, None while it runs.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        status: Callable[[int], int | None] = lambda rank: None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.state = StateDir(state)
+        self.node = Node(state)
+        self.records = Records(state / "records")
+        self._status = status
+        self._progress = progress
+
+    def close(self) -> None:
+        self.node.buffers.trim()
+        self.state.close()
+
+    def next_serial(self) -> int:
+        """Of the next operation; grows for ever."""
+        return self._count("serial")
+
+    def _count(self, what: str) -> int:
+        entry = self.state.read("counter", what) or {"value": 0}
+        value = int(entry["value"]) + 1
+        self.state.write("counter", what, {"value": value})
+        return value
+
+    def run(self, spec: Spec, hook: Hook = no_hook, on_stage: Callable[[Step], None] = lambda step: None) -> Report:
+        """Run an operation to its end. It is journaled first, so that `resume_operations` finds it after a crash."""
+        self.state.write("operation", spec.op, spec.to_dict())
+        return _Run(self, spec, hook, on_stage).run()
+
+    def unfinished(self) -> list[Spec]:
+        """Operations that an agent before this one began and did not end, oldest first."""
+        specs = []
+        for name in self.state.names("operation"):
+            if (data := self.state.read("operation", name)) is not None:
+                specs.append(Spec.from_dict(data))
+        return sorted(specs, key=lambda spec: spec.serial)
+
+    def recover(self, hook: Hook = no_hook) -> list[Report]:
+        """Bring every operation that was left under way to its end."""
+        return [self.run(spec, hook) for spec in self.unfinished()]
+
+    def forget(self, spec: Spec) -> None:
+        """An ended operation: its journal entries. Its records stay."""
+        for kind in ("job", "member"):
+            for name in self.state.names(kind):
+                if name == spec.op or name.startswith(f"{spec.op}."):
+                    self.state.remove(kind, name)
+        self.state.remove("operation", spec.op)
+
+    def member(self, spec: Spec, rank: int, bus: Bus, clock: BootClock) -> Runner:
+        """One rank's member, from its journal on."""
+
+        def progress(count: int) -> None:
+            if self._progress:
+                self._progress(rank, count)
+
+        executor = RankExecutor(self.node, self.state, rank, status=lambda: self._status(rank), progress=progress)
+        runner = Runner(
+            lambda wake: MemberDriver(
+                Member(rank),
+                boot=BOOT_ID.read_text().strip(),
+                clock=clock,
+                transport=bus,
+                records=RecordsPort(self.records),
+                executor=executor,
+                guardian=GuardianPort(self.state, executor, self.state.path / "records", rank),
+                journal=JournalPort(self.state, f"{spec.op}.{rank}"),
+                wake=wake,
+            ),
+            clock,
+        )
+        bus.drivers[member_address(spec.op, rank)] = runner.driver
+        return runner
+
+
+class _Run:
+    def __init__(self, agent: LocalAgent, spec: Spec, hook: Hook, on_stage: Callable[[Step], None]) -> None:
+        self._agent = agent
+        self._spec = spec
+        self._hook = hook
+        self._on_stage = on_stage
+        self._started = time.monotonic()
+        self._ended = threading.Event()
+        self._report: Report | None = None
+        self._results: dict[Step, Mapping[int, Mapping[str, Any]]] = {}
+        self._seconds: dict[Step, float] = {}
+        self._commit: Record | None = None
+
+    def run(self) -> Report:
+        spec, clock, bus = self._spec, BootClock(), Bus()
+        runners = [self._agent.member(spec, rank, bus, clock) for rank in spec.ranks]
+        coordinator = Coordinator(spec, self._agent._count("epoch"), self._hook)
+        leader = Runner(
+            lambda wake: CoordinatorDriver(
+                coordinator,
+                clock=clock,
+                transport=bus,
+                records=RecordsPort(self._agent.records),
+                notify=self._notify,
+                wake=wake,
+            ),
+            clock,
+        )
+        bus.drivers[coordinator.address] = leader.driver
+        runners.append(leader)
+        try:
+            for runner in runners:
+                runner.start()
+            while not self._ended.wait(0.2):
+                _raise_failure(runners)
+        finally:
+            for runner in runners:
+                runner.stop()
+        _raise_failure(runners)
+        assert self._report is not None
+        self._agent.forget(spec)
+        return self._report
+
+    def _notify(self, notice: m.Notice) -> None:
+        if isinstance(notice, m.StageBegun):
+            self._on_stage(notice.stage.step)
+        elif isinstance(notice, m.StageDone):
+            self._results[notice.stage.step] = notice.results
+            self._seconds[notice.stage.step] = time.monotonic() - self._started
+        elif isinstance(notice, m.Recorded):
+            if notice.record.verdict is Verdict.COMMIT:
+                self._commit = notice.record
+        else:
+            self._report = Report(
+                self._spec.op,
+                self._spec.kind,
+                notice.outcome,
+                notice.failures,
+                self._results,
+                self._seconds,
+                self._commit,
+            )
+            self._ended.set()
+
+
+def _raise_failure(runners: Iterable[Runner]) -> None:
+    for runner in runners:
+        if runner.failure is not None:
+            raise StasisError(f"the protocol's driver failed: {runner.failure!r}") from runner.failure

@@ -1,0 +1,170 @@
+"""Suspend, checkpoint and resume a gang on this machine: what `kubectl patch` will do in a cluster."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from stasis.core.connections import Connection, address, mend
+from stasis.core.gang import Hook, Results
+from stasis.core.plan import Kind, Spec, Timing
+from stasis.core.steps import Step
+from stasis.errors import CheckpointFailed, Finding, Refused, RestoreFailed, StasisError, UsageError
+from stasis.local.gang import LocalGang
+from stasis.local.operation import LocalAgent, Report
+from stasis.store.checkpoint import open_checkpoint, publish
+from stasis.store.connect import open_repository
+from stasis.store.media import MANIFEST, RANK, RANK_ARTIFACT, UID, Descriptor
+from stasis.store.reference import Reference
+
+OnStage = Callable[[Step], None]
+
+
+def comparing(addresses: Collection[str]) -> Hook:
+    """After the capture the two ends of each of the gang's connections must agree; how to mend them, and which lead
+    outside the gang, goes with each rank's part of the checkpoint. `addresses`: all that its members go by. The hook
+    raises CheckpointFailed, naming both ends, where they contradict each other."""
+    gang = [address(text) for text in addresses]
+
+    def compare(step: Step, results: Results) -> Mapping[int, Mapping[str, Any]]:
+        if step is not Step.CAPTURE:
+            return {}
+        tables = {rank: [Connection.from_dict(c) for c in result["connections"]] for rank, result in results.items()}
+        mended = mend(tables, gang)
+        return {
+            rank: {
+                "fixes": {str(inode): asdict(fix) for inode, fix in mended.fixes[rank].items()},
+                "outside": [[str(e.local), e.local_port, str(e.remote), e.remote_port] for e in mended.outside[rank]],
+            }
+            for rank in tables
+        }
+
+    return compare
+
+
+class LocalOperator:
+    """Takes a gang through checkpoints and restores; `where` is a reference with a tag."""
+
+    def __init__(
+        self,
+        gang: LocalGang,
+        where: str,
+        *,
+        timing: Timing | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        on_stage: OnStage = lambda step: None,
+    ) -> None:
+        self.gang = gang
+        self.where = Reference.parse(where)
+        if not self.where.tag:
+            raise UsageError(f"{where} names no tag", remedy=f"add one: {where}:latest")
+        self.agent = LocalAgent(
+            gang.folder.with_name(gang.folder.name + ".state"),
+            status=lambda rank: gang.places[rank].container.status(),
+            progress=progress,
+        )
+        self._timing = timing or Timing()
+        self._on_stage = on_stage
+        self._first: dict[int, str] = {}  # addresses as the processes know them
+        self._parents: Mapping[int, str] = {}  # manifests of the checkpoint before
+        self.last: Report | None = None
+
+    def close(self) -> None:
+        self.agent.close()
+
+    def suspend(self) -> Report:
+        """Checkpoint every rank and let its container end. Raises Refused or CheckpointFailed: the gang runs on."""
+        return self._checkpoint(Kind.RELEASE)
+
+    def checkpoint(self) -> Report:
+        """Checkpoint every rank while training goes on. Raises Refused or CheckpointFailed."""
+        return self._checkpoint(Kind.CONTINUE)
+
+    def _checkpoint(self, kind: Kind) -> Report:
+        uid = str(uuid.uuid4())
+        jobs = self._jobs(uid=uid, releases=kind is Kind.RELEASE)
+        for rank, parent in self._parents.items():
+            jobs[str(rank)]["parent"] = parent
+        ranks = tuple(sorted(self.gang.places))
+        spec = Spec(uid, self.agent.next_serial(), kind, ranks, args={Step.PREPARE: jobs}, timing=self._timing)
+        known = {text for job in jobs.values() for pair in job["addresses"].values() for text in pair}
+        report = self.agent.run(spec, comparing(known), self._on_stage)
+        if not report.succeeded or report.commit is None:
+            raise failure(report, CheckpointFailed)
+        self._parents = report.commit.manifests
+        self._publish(uid, report)
+        self.last = report
+        return report
+
+    def _publish(self, uid: str, report: Report) -> None:
+        assert report.commit is not None
+        descriptors = []
+        for rank, digest in sorted(report.commit.manifests.items()):
+            notes = {UID: uid, RANK: str(rank)}
+            size = int(report.results[Step.STORE][rank]["size"])
+            descriptors.append(Descriptor(MANIFEST, digest, size, RANK_ARTIFACT, notes))
+        config = {"command": list(self.gang.spec.command), "worldSize": self.gang.spec.ranks}
+        with open_repository(self.where) as repository:
+            publish(repository, self.where.tag, uid, descriptors, config)
+
+    def resume(self, *, new_addresses: bool = False, options: Mapping[str, object] | None = None) -> Report:
+        """Start placeholders and restore the checkpoint of the reference in them. Raises RestoreFailed: the
+        placeholders wait on, the checkpoint is intact."""
+        with open_checkpoint(self.where) as checkpoint:
+            uid = checkpoint.uid
+            manifests = {rank.rank: rank.digest for rank in checkpoint.ranks}
+            configs = {rank.rank: rank.config for rank in checkpoint.ranks}
+        if set(manifests) != set(self.gang.places):
+            raise UsageError(f"{self.where} has the ranks {sorted(manifests)}, the gang {sorted(self.gang.places)}")
+        self._first = {rank: str(config["address"]) for rank, config in configs.items()}
+        self.gang.replace(new_addresses=new_addresses, options=options)
+        jobs = self._jobs(uid=uid, releases=True)
+        for rank, digest in manifests.items():
+            jobs[str(rank)]["manifest"] = digest
+        serial = self.agent.next_serial()
+        spec = Spec(
+            f"{uid}-r{serial}",
+            serial,
+            Kind.RESTORE,
+            tuple(sorted(manifests)),
+            args={Step.PLACE: jobs},
+            timing=self._timing,
+            checkpoint=uid,
+            attempts=2,
+        )
+        report = self.agent.run(spec, on_stage=self._on_stage)
+        if not report.succeeded:
+            raise failure(report, RestoreFailed)
+        self._parents = manifests
+        self.last = report
+        return report
+
+    def _jobs(self, *, uid: str, releases: bool) -> dict[str, dict[str, Any]]:
+        """Each rank's arguments of the first step."""
+        places = self.gang.places
+        addresses = {str(rank): (self._first.get(rank, p.address), p.address) for rank, p in places.items()}
+        return {
+            str(rank): {
+                "container_id": place.container.id,
+                "rank": rank,
+                "world_size": self.gang.spec.ranks,
+                "repository": str(self.where.repository),
+                "addresses": addresses,
+                "volumes": list(place.container.spec.emptydirs),
+                "releases": releases,
+                "uid": uid,
+            }
+            for rank, place in places.items()
+        }
+
+
+def failure(report: Report, kind: type[StasisError]) -> StasisError:
+    """The error that an operation's first failure stands for."""
+    first = next(iter(report.failures), None)
+    if first is None:
+        return kind(f"{report.kind} ended as {report.outcome}")
+    if first.reason == "Refused" and (found := first.detail.get("findings")):
+        return Refused([Finding(**finding) for finding in found])
+    return kind(str(first))
