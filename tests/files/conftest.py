@@ -14,7 +14,7 @@ import pytest
 
 # Mounts and then waits, in one process: its root needs no program of its own.
 INIT = """
-import ctypes, os, signal, sys
+import ctypes, mmap, os, signal, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def must(result):
     if result: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -35,7 +35,10 @@ os.chdir(root)
 must(libc.syscall(155 if os.uname().machine == "x86_64" else 41, b".", b"."))  # pivot_root
 must(libc.umount2(b".", 2))  # MNT_DETACH
 os.chdir("/")
-for path in opened: held.append(open(path, "rb+"))
+if opened[-1:] == ["mmap"]:
+    with open(opened[0], "rb+") as file: held.append(mmap.mmap(file.fileno(), 0))
+    os.closerange(3, 10)  # of the mapping
+else: held += [open(path, "rb+") for path in opened]
 print(flush=True)
 signal.pause()
 """
@@ -60,7 +63,7 @@ class Box:
         return source
 
     def start(self, *opened: str) -> "Box":
-        """Start it; its process holds these files open."""
+        """Start it; its process holds these files open, or the one before "mmap" mapped."""
         for point in [*self._mounts[2::3], "/dev/shm"]:  # as a runtime does: mount points are made in the layer
             if not (self._lower / point.lstrip("/")).exists():
                 (self.upper / point.lstrip("/")).mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,12 @@ Bounded memory whatever a header claims; anything that capture.py would not writ
 """
 
 import os
-import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from stasis.agent.files import ustar
 from stasis.agent.files.attributes import CARRIED, Attributes
 from stasis.agent.files.member import (
-    BLOCK,
     LITERAL,
     MAX_EXTENTS,
     MAX_PATH,
@@ -27,13 +26,13 @@ from stasis.agent.files.member import (
     padding,
     parse_records,
 )
+from stasis.agent.files.ustar import BLOCK, Header
 from stasis.errors import Corrupt
 
 READ = 1 << 20
 MAX_NAME = 255
 MAX_ID = 2**32 - 2  # 2**32 - 1 means 'unchanged' to chown
 MAX_SIZE = 2**63 - 1
-MAX_TIME = 8**11 - 1  # seconds
 PLAIN = {"path", "linkpath", "size", "uid", "gid", "mtime", "comment", "hdrcharset", LITERAL}
 SPARSE = {SPARSE_NAME, SPARSE_SIZE, SPARSE_COUNT, SPARSE_MAP}
 
@@ -60,7 +59,7 @@ class Archive:
                 return
             records: dict[str, bytes] = {}
             header = self._header(block)
-            if header.type == tarfile.XHDTYPE:
+            if header.type == ustar.PAX:
                 if header.size > MAX_PAX:
                     raise self._corrupt(f"a PAX header of {header.size} bytes")
                 records = self._records(self._take(header.size + padding(header.size))[: header.size])
@@ -77,14 +76,12 @@ class Archive:
                 yield at, piece
                 at += len(piece)
 
-    def _header(self, block: memoryview) -> tarfile.TarInfo:
+    def _header(self, block: memoryview) -> Header:
         try:
-            header = tarfile.TarInfo.frombuf(bytes(block), "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise self._corrupt(f"after {self._path or 'the start'}: {error}") from error
-        self._path = header.name
-        if header.size < 0:
-            raise self._corrupt("a negative size")
+            header = ustar.unpack(bytes(block))
+        except ValueError as error:
+            raise self._corrupt(f"after this: {error}") from error
+        self._path = _text(header.name)
         return header
 
     def _records(self, raw: memoryview) -> dict[str, bytes]:
@@ -102,8 +99,8 @@ class Archive:
                 raise self._corrupt(f"an unknown PAX record, {keyword[:100]}")
         return found
 
-    def _member(self, header: tarfile.TarInfo, records: dict[str, bytes]) -> Member:
-        name = _text(records["path"]) if "path" in records else header.name
+    def _member(self, header: Header, records: dict[str, bytes]) -> Member:
+        name = _text(records.get("path", header.name))
         self._path = name
         try:
             kind = Kind(header.type)
@@ -115,7 +112,7 @@ class Archive:
         self._left = size + padding(size)
         path = self._checked(name, kind)
         whole, extents = self._extents(records, size) if SPARSE & records.keys() else (size, None)
-        target = _text(records["linkpath"]) if "linkpath" in records else header.linkname
+        target = _text(records.get("linkpath", header.target))
         if kind is Kind.LINK:
             target = self._checked(target, kind)
         elif kind is Kind.SYMLINK and (not target or "\0" in target or len(os.fsencode(target)) > MAX_PATH):
@@ -167,11 +164,11 @@ class Archive:
             raise self._corrupt(f"{keyword} is out of range")
         return number
 
-    def _time(self, records: dict[str, bytes], header: tarfile.TarInfo) -> int:
+    def _time(self, records: dict[str, bytes], header: Header) -> int:
         """Modification time in ns."""
         text = records.get("mtime")
         if text is None:
-            return int(max(0, min(header.mtime, MAX_TIME))) * 10**9
+            return header.mtime * 10**9
         whole, _, part = text.removeprefix(b"-").partition(b".")
         if not whole.isdigit() or not (part or b"0").isdigit() or len(whole) > 11 or len(part) > 9:
             raise self._corrupt("mtime is no time")

@@ -18,11 +18,12 @@ READ = 1 << 20
 
 class Capture:
     """One reading of an area, to be iterated once: blocks of the tar stream, of 1 MiB but for the last. A block is a
-    view of one buffer, released when the next one is asked for: copy what is to last. `notes` and the counts are complete at the end.
+    view of one buffer, released when the next one is asked for: copy what is to last.
 
     The area must be frozen, or only other containers may write to it: a file that shrinks meanwhile is filled with
     zeros, one that goes is left out, both noted. Sockets are not files to carry (CRIU makes them again) and devices are
-    never opened or made: noted. OSError comes as CheckpointFailed with the path.
+    never opened or made: noted too. OSError comes as CheckpointFailed with the path. `notes` and the counts are
+    complete at the end.
     """
 
     def __init__(self, area: Area) -> None:

@@ -6,14 +6,15 @@ record of blanks puts the data of every file of a page or more on a multiple of 
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from stasis.agent.files import ustar
 from stasis.agent.files.attributes import Attributes
+from stasis.agent.files.ustar import BLOCK, Header, pack
 
-BLOCK, PAGE = 512, 4096
+PAGE = 4096
 MAX_PATH = 4095  # bytes; what the kernel resolves in one call
 MAX_PAX = 4 << 20  # bytes of a member's PAX records, foreign or ours: a long list of extents is the largest
 MAX_EXTENTS = 1 << 16
@@ -26,11 +27,11 @@ END = bytes(2 * BLOCK)
 class Kind(Enum):
     """What a member is; the value is its type in the tar header."""
 
-    FILE = tarfile.REGTYPE
-    FOLDER = tarfile.DIRTYPE
-    SYMLINK = tarfile.SYMTYPE
-    FIFO = tarfile.FIFOTYPE
-    LINK = tarfile.LNKTYPE  # another name of the member `target`
+    FILE = ustar.FILE
+    FOLDER = ustar.FOLDER
+    SYMLINK = ustar.SYMLINK
+    FIFO = ustar.FIFO
+    LINK = ustar.LINK  # another name of the member `target`
     DELETED = b"whiteout"  # a name of the image that the container removed
     OPAQUE = b"opaque"  # a folder whose content is only what follows, nothing of the image's
 
@@ -63,15 +64,18 @@ class Member:
 def encode(member: Member, position: int) -> bytes:
     """The header blocks of a member that begins at `position` (a multiple of 512) of the stream."""
     name, kind = _name(member)
-    header = tarfile.TarInfo()
-    header.type, header.mode = kind.value, member.attributes.mode
+    attributes = member.attributes
     records: dict[str, bytes] = {}
-    header.name = _text(records, "path", name)
-    header.linkname = _text(records, "linkpath", member.target)
-    header.size = _number(records, "size", member.stored, 12)
-    header.uid = _number(records, "uid", member.attributes.uid, 8)
-    header.gid = _number(records, "gid", member.attributes.gid, 8)
-    header.mtime = _time(records, member.attributes.mtime)
+    header = Header(
+        name=_text(records, "path", name),
+        mode=attributes.mode,
+        uid=_number(records, "uid", attributes.uid, 7),
+        gid=_number(records, "gid", attributes.gid, 7),
+        size=_number(records, "size", member.stored, 11),
+        mtime=_time(records, attributes.mtime),
+        type=kind.value,
+        target=_text(records, "linkpath", member.target),
+    )
     if member.extents is not None:
         pieces = list(member.extents)
         if not pieces or sum(pieces[-1]) != member.size:
@@ -80,12 +84,11 @@ def encode(member: Member, position: int) -> bytes:
         records[SPARSE_SIZE] = b"%d" % member.size
         records[SPARSE_COUNT] = b"%d" % len(pieces)
         records[SPARSE_MAP] = ",".join(f"{offset},{length}" for offset, length in pieces).encode()
-    for attribute, value in sorted(member.attributes.xattrs.items()):
+    for attribute, value in sorted(attributes.xattrs.items()):
         records[XATTR + attribute.replace("%", "%25").replace("=", "%3D")] = value
     if member.literal:
         records[LITERAL] = b"1"
-    aligned = member.stored >= PAGE
-    return _pax(records, position, aligned) + header.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+    return _pax(records, position, aligned=header.size >= PAGE or "size" in records) + pack(header)
 
 
 def padding(size: int) -> int:
@@ -124,16 +127,16 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _text(records: dict[str, bytes], keyword: str, text: str) -> str:
+def _text(records: dict[str, bytes], keyword: str, text: str) -> bytes:
     """The text for the header itself, which holds 100 characters of ASCII; else a record, and a stand-in there."""
-    if text.isascii() and len(text) <= tarfile.LENGTH_NAME:
-        return text
+    if text.isascii() and len(text) <= ustar.NAME:
+        return text.encode()
     records[keyword] = _bytes(text)
-    return text.encode("ascii", "replace").decode()[-tarfile.LENGTH_NAME :].lstrip("/")
+    return text.encode("ascii", "replace")[-ustar.NAME :].lstrip(b"/")
 
 
-def _number(records: dict[str, bytes], keyword: str, value: int, width: int) -> int:
-    if value < 8 ** (width - 1):
+def _number(records: dict[str, bytes], keyword: str, value: int, digits: int) -> int:
+    if value < 8**digits:
         return value
     records[keyword] = b"%d" % value
     return 0
@@ -154,10 +157,10 @@ def _record(keyword: str, value: bytes) -> bytes:
     return str(length).encode() + body
 
 
-def _pax(records: dict[str, bytes], position: int, aligned: bool) -> bytes:
+def _pax(records: dict[str, bytes], position: int, *, aligned: bool) -> bytes:
     """The extended header of these records, lengthened so that the data begins on a page where it is to be aligned."""
     data = b"".join(_record(keyword, value) for keyword, value in records.items())
-    if any("\udc80" <= c <= "\udcff" for k in ("path", "linkpath") if k in records for c in _decoded(records[k])):
+    if any(not _is_utf8(records[keyword]) for keyword in ("path", "linkpath") if keyword in records):
         data = _record("hdrcharset", b"BINARY") + data
     if aligned:
         if not data and (position + BLOCK) % PAGE == 0:
@@ -171,9 +174,8 @@ def _pax(records: dict[str, bytes], position: int, aligned: bool) -> bytes:
         return b""
     if len(data) > MAX_PAX:
         raise ValueError(f"its name, extents and attributes take {len(data)} bytes")
-    header = tarfile.TarInfo("././@PaxHeader")
-    header.type, header.size = tarfile.XHDTYPE, len(data)
-    return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(padding(len(data)))
+    header = Header(b"././@PaxHeader", 0o644, 0, 0, len(data), 0, ustar.PAX)
+    return pack(header) + data + bytes(padding(len(data)))
 
 
 def _comment(length: int) -> bytes:
@@ -182,5 +184,9 @@ def _comment(length: int) -> bytes:
     return start + b" " * (length - len(start) - 1) + b"\n"
 
 
-def _decoded(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
