@@ -115,7 +115,7 @@ def test_the_command_starts_clean(start: Start, tmp_path: Path) -> None:
             "python3",
             "-c",
             "import os; print(open('/proc/self/status').read(), sorted(os.listdir('/proc/self/fd')), os.getcwd())",
-            wrap=f"env --block-signal=USR1 --ignore-signal=USR2,PIPE,CHLD sh -c 'cd {tmp_path}; exec \"$@\"' sh",
+            wrap=f"sh -c 'cd {tmp_path}; exec env --block-signal=USR1 --ignore-signal=USR2,PIPE,CHLD \"$@\"' sh",
             pass_fds=[leak.fileno()],
         )
         assert run.wait() == 0
