@@ -46,6 +46,7 @@ def histories(draw: st.DrawFn) -> tuple[Connection, Connection]:
             "outq_len": written - known,
             "unsq_len": written - sent,
             "snd_wnd": stale,
+            "snd_wscale": draw(st.integers(2, 14)),
             "max_window": draw(st.integers(stale, 200_000)),
         }
         ends[receiver] |= {
@@ -89,6 +90,13 @@ def test_mended_ends_have_nothing_in_flight_and_lose_nothing(history: tuple[Conn
         assert fix.snd_wnd >= 0
         assert fix.max_window >= max(fix.snd_wnd, end.max_window or 0)
         assert (peer.inq_seq + fix.snd_wnd - (peer.rcv_wup or 0)) % MODULUS == peer.rcv_wnd
+        if end.state in (State.CLOSE_WAIT, State.LAST_ACK):
+            # What CRIU's packet says of the peer's window is what the peer offered, in its units.
+            assert fix.rcv_wnd is not None
+            assert fix.rcv_wnd < 1 << 16
+            assert 0 <= fix.snd_wnd - (fix.rcv_wnd << end.snd_wscale) < 1 << end.snd_wscale
+        else:
+            assert fix.rcv_wnd is None
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,7 @@ starts with a retransmission timer of 3 s or waits as long for a window probe; m
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
@@ -89,6 +89,7 @@ class Connection:
     max_window: int | None = None
     rcv_wnd: int | None = None
     rcv_wup: int | None = None
+    snd_wscale: int = 0  # the peer counts its window in units of 2**snd_wscale
 
     @property
     def in_flight(self) -> int:
@@ -131,6 +132,8 @@ class Fix:
     outq_len: int  # what remains, all of it to be unsent
     snd_wnd: int | None = None
     max_window: int | None = None
+    rcv_wnd: int | None = None
+    rcv_wup: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,10 +185,17 @@ def _fix(end: Connection, peer: Connection) -> Fix:
             f"the two ends of connection {end.ends} contradict each other: {end.ends.local} is {end.state.name} with "
             f"{end.outq_len - received} bytes to send, {end.ends.remote} is {peer.state.name}"
         )
-    window = end.max_window
-    if peer.offered is not None and window is not None:
-        window = max(window, peer.offered)  # the kernel refuses a window larger than the largest seen
-    return Fix(received, end.outq_len - received, peer.offered, window)
+    fix = Fix(received, end.outq_len - received)
+    if peer.offered is None or end.max_window is None:
+        return fix
+    # The kernel refuses a window that is larger than the largest seen.
+    fix = replace(fix, snd_wnd=peer.offered, max_window=max(end.max_window, peer.offered))
+    if end.state in _FIN_RECEIVED:
+        # CRIU restores a received FIN by a packet that carries, for the peer's window, the low 16 bits of our own. No
+        # more data comes, so our own is of no use, and is set to what makes the peer's come out right.
+        window = min(peer.offered >> end.snd_wscale, 0xFFFF)
+        fix = replace(fix, rcv_wnd=window, rcv_wup=end.inq_seq)
+    return fix
 
 
 def _signed(difference: int) -> int:

@@ -10,6 +10,7 @@ from stasis.errors import Corrupt
 
 _IPPROTO_TCP, _SOCK_STREAM = 6, 1
 _AF_INET = 2
+_WINDOWS = ("snd_wnd", "max_window", "rcv_wnd", "rcv_wup")
 
 
 def queues(inode: int) -> str:
@@ -35,7 +36,7 @@ def connections(codec: ImageCodec, read: Callable[[str], bytes]) -> list[Connect
         if len(image.entries) != 1 or s.state not in State.__members__.values():
             raise Corrupt(f"{name}: not the queues of one connection")
         q = image.entries[0].message
-        windows = {f: getattr(q, f) for f in ("snd_wnd", "max_window", "rcv_wnd", "rcv_wup") if q.HasField(f)}
+        windows = {f: getattr(q, f) for f in _WINDOWS if q.HasField(f)}
         found.append(
             Connection(
                 FourTuple(local, s.src_port, remote, s.dst_port),
@@ -47,6 +48,7 @@ def connections(codec: ImageCodec, read: Callable[[str], bytes]) -> list[Connect
                 q.outq_len,
                 q.unsq_len,
                 **windows,
+                snd_wscale=q.snd_wscale,
             )
         )
     return found
@@ -59,10 +61,9 @@ def apply(codec: ImageCodec, data: bytes, fix: Fix) -> bytes:
     q = entry.message
     entry.extra = entry.extra[: q.inq_len] + entry.extra[q.inq_len + fix.cut :]
     q.outq_len = q.unsq_len = fix.outq_len
-    if fix.snd_wnd is not None:
-        q.snd_wnd = fix.snd_wnd
-    if fix.max_window is not None:
-        q.max_window = fix.max_window
+    for field in _WINDOWS:
+        if (value := getattr(fix, field)) is not None:
+            setattr(q, field, value)
     return codec.dump(image)
 
 
