@@ -70,6 +70,12 @@ def inner_pids(pid: int) -> list[int]:
     return [int(number) for number in found[1].split()] if found else []
 
 
+def inner_thread(pid: int, task: int) -> int:
+    """A thread's id in its own PID namespace; 0 when it is gone."""
+    found = re.search(r"^NSpid:.*?(\d+)$", proctree.read(pid, task, "status"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def namespace(pid: int, kind: str, task: int | None = None) -> str:
     """What /proc/PID/ns/KIND names, for example `net:[4026531833]`; empty when gone or not of this kernel."""
     try:

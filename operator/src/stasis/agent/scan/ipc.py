@@ -5,11 +5,13 @@ An attached shared memory segment makes CRIU fail; semaphores, detached segments
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
 
-from stasis.agent import proctree
+from stasis.agent.files.beneath import IN_ROOT, NO_MAGICLINKS, NO_SYMLINKS, opened
+from stasis.agent.files.mounts import mounts
 from stasis.agent.launch import enter
 from stasis.agent.scan.observation import Observation
 from stasis.agent.scan.snapshot import Tree
@@ -68,31 +70,24 @@ def sysvipc(pid: int) -> dict[str, list[dict[str, str]]]:
 
 
 def message_queues(pid: int) -> list[str]:
-    """Names of queues in the mounts of type mqueue that `pid` has, as paths of the container."""
+    """Names of queues in the mounts of type mqueue that the process has, as paths of the container."""
     found = []
-    for line in proctree.read(pid, pid, "mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("mqueue "):
-            point = before.split()[4]
-            try:
-                fd = open_below(pid, point)
-            except OSError:
-                continue  # hidden below another mount
-            try:
-                found += [f"{point}/{name}" for name in os.listdir(fd)]
-            finally:
-                os.close(fd)
+    with opened_root(pid) as root:
+        for mount in mounts(pid):
+            if mount.kind == "mqueue":
+                flags, resolve = os.O_RDONLY | os.O_DIRECTORY, IN_ROOT | NO_MAGICLINKS | NO_SYMLINKS
+                with contextlib.suppress(OSError), opened(root, mount.point, flags, resolve=resolve) as folder:
+                    found += [f"{mount.point}/{name}" for name in os.listdir(folder)]
     return found
 
 
-def open_below(pid: int, path: str) -> int:
-    """A folder of the process's file system, opened a step at a time without following any link."""
-    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in [name for name in path.split("/") if name] + ["."]:
-        flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_RDONLY if name == "." else os.O_PATH)
-        try:
-            below = os.open(name, flags, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
+@contextlib.contextmanager
+def opened_root(pid: int) -> Iterator[int]:
+    try:
+        fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as gone:
+        raise ProcessLookupError(f"process {pid} is gone") from gone
+    try:
+        yield fd
+    finally:
+        os.close(fd)

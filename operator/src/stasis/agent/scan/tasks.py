@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from stasis.agent import cgroups, proctree
+from stasis.agent import proctree
 from stasis.agent.lookup import children, namespace
 from stasis.agent.scan import kcmp
 from stasis.agent.scan.observation import Observation
@@ -31,7 +31,6 @@ def observe(tree: Tree) -> Iterator[Observation]:
         yield from _namespaces(tree, process)
         yield from _stuck(process)
     yield from _shared_memory_space(tree)
-    yield from _outside_freezer(tree)
     yield from _orphans(tree)
 
 
@@ -110,24 +109,6 @@ def _shared_memory_space(tree: Tree) -> Iterator[Observation]:
                 "wait for its exec, or start it with fork or posix_spawn",
                 settles=True,
             )
-
-
-def _outside_freezer(tree: Tree) -> Iterator[Observation]:
-    """What left the root's freezer group for another that is not below it would run on while its tree is frozen."""
-    try:
-        groups = cgroups.membership(tree.root.pid)
-        hierarchy = "freezer" if "freezer" in groups else ""
-        for process in tree.living:
-            own = cgroups.membership(process.pid).get(hierarchy, "")
-            if own != groups[hierarchy] and not own.startswith(groups[hierarchy].rstrip("/") + "/"):
-                yield Observation.of(
-                    process,
-                    f"cgroup {own}",
-                    f"it left the cgroup of the job's tree ({groups[hierarchy]}), so it would not be frozen with it",
-                    "let the program make its groups below the one that it is started in (/proc/self/cgroup)",
-                )
-    except ProcessLookupError:
-        return  # ended meanwhile
 
 
 def _orphans(tree: Tree) -> Iterator[Observation]:
