@@ -123,6 +123,7 @@ class Unavailable(StoreError):
     """The registry cannot be reached, or answers 429 or 5xx beyond the retries."""
 
     retryable = True
+    retry_after = 0.0  # seconds that it asked for
 
 
 class Denied(StoreError):

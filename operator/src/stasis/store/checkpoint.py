@@ -15,7 +15,7 @@ from stasis.store.connect import open_repository
 from stasis.store.media import Buffer, Descriptor, Manifest
 from stasis.store.reader import RankReader
 from stasis.store.reference import Reference
-from stasis.store.repository import Repository
+from stasis.store.repository import Repository, read
 
 _READ = 16 << 20
 _PARALLEL = 3
@@ -180,7 +180,7 @@ def _copy_blob(origin: Repository, goal: Repository, blob: Descriptor, progress:
     parts: list[Buffer] = []
     try:
         for offset in range(0, blob.size, _READ):
-            parts.append(origin.read(blob.digest, offset, min(_READ, blob.size - offset)))
+            parts.append(read(origin, blob.digest, offset, min(_READ, blob.size - offset)))
     except NotFound:
         raise Corrupt(f"{blob.digest} ({blob.media_type}) is missing in {origin.reference}") from None
     if media.digest_of(*parts) != blob.digest:

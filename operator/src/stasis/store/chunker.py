@@ -45,8 +45,7 @@ def cut(buffer: NDArray[np.uint8], length: int, *, final: bool) -> tuple[list[Cu
         begins[-1] = False
     zero: NDArray[np.bool_] = np.logical_not(looked_at.any(axis=1))
     maybe = np.flatnonzero(zero)
-    if maybe.size:
-        zero[maybe] = [not words[page].any() for page in maybe]
+    zero[maybe] = np.logical_not(words[maybe].any(axis=1))
     return _walk(begins, zero, length, final=final)
 
 

@@ -7,19 +7,88 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import xxhash
 
 from stasis.errors import Corrupt, NotFound
-from stasis.store.frame import Bytes, Decoder, checksum
+from stasis.store.frame import MAX_FRAME, Decoder, checksum
 from stasis.store.index import Index
+from stasis.store.pool import Bytes, Pool
 from stasis.store.repository import Repository
 
 RANGE = 8 << 20  # stored bytes asked for at once
 GAP = 512 << 10  # bytes nobody asked for that are cheaper to read than another request
-CACHE = 64 << 20  # raw bytes of frames kept for later runs
+CACHE = 64 << 20  # bytes of frames kept for later runs
 
 Frames = dict[int, Bytes]
+
+
+@dataclass
+class _Kept:
+    coming: Future[Frames]
+    users: int = 0
+
+
+class Fetcher:
+    """One reader's frames; `get` and `release` are for one thread."""
+
+    def __init__(self, repo: Repository, index: Index) -> None:
+        self._repo, self._index = repo, index
+        self._decoder = FrameDecoder(index)
+        threads = max(4, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="stasis-fetch")
+        self._ranges = Pool(RANGE, threads)
+        self._buffers = Pool(MAX_FRAME, 1 << 30)  # bounded by what is kept
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+
+    def get(self, wanted: Iterable[int]) -> dict[int, Future[Frames]]:
+        """Starts to fetch frames, all but those at hand; the result of a frame's future holds it under its number.
+
+        They stay valid until they are released as often as asked for."""
+        out: dict[int, Future[Frames]] = {}
+        missing = []
+        for number in wanted:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                self._kept[number].users += 1
+                out[number] = self._kept[number].coming
+            else:
+                missing.append(number)
+        for group in _ranges(self._index, missing):
+            future = self._threads.submit(self._fetch, group)
+            for number in group:
+                out[number] = future
+                self._kept[number] = _Kept(future, 1)
+        return out
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """What nobody uses is forgotten, the longest unused first, when the cache is full."""
+        for number in numbers:
+            self._kept[number].users -= 1
+        excess = len(self._kept) - CACHE // MAX_FRAME
+        if excess > 0:
+            for number in [n for n, kept in self._kept.items() if not kept.users][:excess]:
+                self._buffers.give(self._kept.pop(number).coming.result().pop(number))
+
+    def _fetch(self, numbers: Sequence[int]) -> Frames:
+        frames = self._index.frames
+        pack, start = int(frames["pack"][numbers[0]]), int(frames["offset"][numbers[0]])
+        end = max(int(frames["offset"][n]) + int(frames["stored"][n]) for n in numbers)
+        buffer = self._ranges.take()
+        try:
+            data = buffer[: end - start].data
+            read_pack(self._repo, self._index.pack_digest(pack), start, data)
+            out = {}
+            for number in numbers:
+                out[number] = self._buffers.take()
+                self._decoder.decode(number, data, start, out[number])
+            return out
+        finally:
+            self._ranges.give(buffer)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
 
 class FrameDecoder:
@@ -29,84 +98,38 @@ class FrameDecoder:
         self._index = index
         self._local = threading.local()
 
-    def decode(self, number: int, data: memoryview, start: int) -> Bytes:
-        """The frame's raw bytes out of its pack's bytes from `start` on."""
+    def decode(self, number: int, data: memoryview, start: int, into: Bytes) -> None:
+        """A frame, out of its pack's bytes from `start` on, to the front of `into`."""
         if not hasattr(self._local, "decoder"):
             self._local.decoder = Decoder()
         decoder: Decoder = self._local.decoder
         pack, stride, offset, stored, raw, check = self._index.frames[number].tolist()
         where = f"pack {self._index.pack_digest(pack)}, frame at byte {offset}"
         view = data[offset - start : offset - start + stored]
-        if checksum(view) != check:
+        if checksum([view]) != check:
             raise Corrupt(f"{where}: its {stored} bytes have another checksum")
-        return decoder.decode(view, stride, raw, where)
+        decoder.decode(view, stride, into[:raw], where)
 
 
-class Fetcher:
-    """One reader's frames. Close it, or use it as a context."""
-
-    def __init__(self, repo: Repository, index: Index, threads: int = 0) -> None:
-        self._repo, self._index = repo, index
-        self._threads = ThreadPoolExecutor(
-            threads or max(4, len(os.sched_getaffinity(0))), thread_name_prefix="stasis-fetch"
-        )
-        self._decoder = FrameDecoder(index)
-        self._cache: OrderedDict[int, Future[Frames]] = OrderedDict()
-        self._cached_bytes = 0
-
-    def get(self, wanted: Iterable[int]) -> dict[int, Future[Frames]]:
-        """Starts to fetch frames, all but those at hand; the result of a frame's future holds it under its number."""
-        out: dict[int, Future[Frames]] = {}
-        missing = []
-        for number in wanted:
-            if number in self._cache:
-                self._cache.move_to_end(number)
-                out[number] = self._cache[number]
-            else:
-                missing.append(number)
-        for group in _ranges(self._index, missing):
-            future = self._threads.submit(self._fetch, group)
-            for number in group:
-                out[number] = self._cache[number] = future
-                self._cached_bytes += int(self._index.frames["raw"][number])
-        return out
-
-    def trim(self) -> None:
-        """Forgets what was used longest ago."""
-        while self._cached_bytes > CACHE:
-            number, _ = self._cache.popitem(last=False)
-            self._cached_bytes -= int(self._index.frames["raw"][number])
-
-    def _fetch(self, numbers: Sequence[int]) -> Frames:
-        frames = self._index.frames
-        pack, start = int(frames["pack"][numbers[0]]), int(frames["offset"][numbers[0]])
-        end = max(int(frames["offset"][n]) + int(frames["stored"][n]) for n in numbers)
-        data = memoryview(read_pack(self._repo, self._index, pack, start, end - start))
-        return {n: self._decoder.decode(n, data, start) for n in numbers}
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-
-def read_pack(repo: Repository, index: Index, pack: int, start: int, length: int) -> bytes:
-    digest = index.pack_digest(pack)
+def read_pack(repo: Repository, digest: str, start: int, into: memoryview) -> None:
     try:
-        return repo.read(digest, start, length)
+        repo.read_into(digest, start, into)
     except NotFound:
         raise Corrupt(f"pack {digest} is missing in {repo.reference}") from None
 
 
-def check_chunk(index: Index, number: int, raw: Bytes) -> None:
-    """Corrupt unless the chunk's bytes are in its frame's raw bytes where the index says."""
+def check_chunk(index: Index, number: int, frame: Bytes) -> None:
+    """Corrupt unless the chunk's bytes are in its frame where the index says."""
     row = index.chunks[number]
-    offset, length, frame = int(row["offset"]), int(row["length"]), index.frames[int(row["frame"])]
-    if xxhash.xxh3_128_digest(raw.data[offset : offset + length]) != bytes(row["digest"]):
-        where = f"pack {index.pack_digest(int(frame['pack']))}, frame at byte {frame['offset']}"
+    offset, length = int(row["offset"]), int(row["length"])
+    if xxhash.xxh3_128_digest(frame.data[offset : offset + length]) != bytes(row["digest"]):
+        place = index.frames[int(row["frame"])]
+        where = f"pack {index.pack_digest(int(place['pack']))}, frame at byte {place['offset']}"
         raise Corrupt(f"{where}: {length} bytes from {offset} on are not chunk {bytes(row['digest']).hex()}")
 
 
 def _ranges(index: Index, numbers: list[int]) -> list[list[int]]:
-    """Frames to be read together, each group in the order of a pack."""
+    """Frames to be read together, each group in the order of a pack and no longer than RANGE."""
     frames = index.frames
     rows = sorted((int(frames["pack"][n]), int(frames["offset"][n]), int(frames["stored"][n]), n) for n in numbers)
     groups: list[list[int]] = []

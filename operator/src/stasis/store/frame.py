@@ -8,7 +8,7 @@ where that would not be smaller, the bytes themselves.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import xxhash
@@ -16,18 +16,22 @@ import zstandard
 from numpy.typing import NDArray
 
 from stasis.errors import Corrupt
+from stasis.store.media import Buffer
+from stasis.store.pool import Bytes
 
 MAX_FRAME = 1 << 20  # raw bytes
 STRIDES = (1, 2, 4)
 MAX_STORED = MAX_FRAME + 4 * max(STRIDES)
-_SAMPLE_PAGES = 4
+_SAMPLES, _SAMPLE = 4, 2048  # places and bytes looked at to choose the stride
 _GAIN = 0.97  # planes cost time at the restore, so they have to pay
 
-Bytes = NDArray[np.uint8]
 
-
-def checksum(stored: bytes | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(stored)
+def checksum(parts: Iterable[Buffer]) -> int:
+    """Of a frame's stored bytes."""
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.intdigest()
 
 
 class Encoder:
@@ -42,32 +46,32 @@ class Encoder:
                 1, source_size=MAX_FRAME // 4, min_match=7, hash_log=6
             )
         )
+        # Scratch: fresh memory for each frame would cost more than the splitting.
         self._out = np.empty(MAX_FRAME, np.uint8)
-        self._high = np.empty(MAX_FRAME // 2, np.uint16)
-        self._low = np.empty(MAX_FRAME // 4, np.uint16)
+        self._high32 = np.empty(MAX_FRAME // 4, np.uint32)
+        self._half = np.empty(MAX_FRAME // 4, np.uint16)
+        self._high16 = np.empty(MAX_FRAME // 2, np.uint16)
 
-    def encode(self, raw: Bytes) -> tuple[bytes, int]:
-        """(stored bytes, stride) of 1 .. MAX_FRAME raw bytes."""
+    def encode(self, raw: Bytes) -> tuple[list[Buffer], int]:
+        """(stored bytes in parts, stride) of 1 .. MAX_FRAME raw bytes; the parts are valid until the next call."""
         stride = self._choose(raw)
         return self._encode(raw, stride), stride
 
     def _choose(self, raw: Bytes) -> int:
-        if raw.size < 4096 * _SAMPLE_PAGES:
+        if raw.size < 4 * _SAMPLES * _SAMPLE:
             return 1
-        pages = raw.size // 4096
-        sample = np.concatenate([raw[p * 4096 : (p + 1) * 4096] for p in range(0, pages, pages // _SAMPLE_PAGES)])
-        sizes = {stride: len(self._encode(sample, stride)) for stride in STRIDES}
-        best = min(sizes, key=lambda stride: sizes[stride])
+        step = raw.size // _SAMPLES & -4
+        sample = np.concatenate([raw[at : at + _SAMPLE] for at in range(0, step * _SAMPLES, step)])
+        sizes = {stride: sum(map(len, self._encode(sample, stride))) for stride in STRIDES}
+        best = min(STRIDES, key=lambda stride: sizes[stride])
         return best if sizes[best] < sizes[1] * _GAIN else 1
 
-    def _encode(self, raw: Bytes, stride: int) -> bytes:
-        sizes, parts = [], []
+    def _encode(self, raw: Bytes, stride: int) -> list[Buffer]:
+        parts: list[Buffer] = []
         for plane in self._split(raw, stride):
             packed = (self._plain if stride == 1 else self._planes).compress(plane.data)
-            part = packed if len(packed) < plane.size else plane.tobytes()
-            sizes.append(len(part))
-            parts.append(part)
-        return b"".join([struct.pack(f"<{stride}I", *sizes), *parts])
+            parts.append(packed if len(packed) < plane.size else plane.data)
+        return [struct.pack(f"<{stride}I", *map(len, parts)), *parts]
 
     def _split(self, raw: Bytes, stride: int) -> list[Bytes]:
         if stride == 1:
@@ -78,18 +82,20 @@ class Encoder:
         if stride == 2:
             self._halves(whole.view(np.uint16), planes[0], planes[1])
         else:
-            low = self._low[:count]
-            np.copyto(low, whole.view(np.uint32), casting="unsafe")
-            self._halves(low, planes[0], planes[1])
-            self._halves(whole.view(np.uint16)[1::2], planes[2], planes[3])
+            words, high, half = whole.view(np.uint32), self._high32[:count], self._half[:count]
+            np.copyto(half, words, casting="unsafe")  # an unsafe cast keeps the low bits
+            self._halves(half, planes[0], planes[1])
+            np.right_shift(words, 16, out=high)
+            np.copyto(half, high, casting="unsafe")
+            self._halves(half, planes[2], planes[3])
         if rest.size:
             planes[-1] = np.concatenate([planes[-1], rest])
         return planes
 
     def _halves(self, words: NDArray[np.uint16], low: Bytes, high: Bytes) -> None:
-        shifted = self._high[: words.size]
+        shifted = self._high16[: words.size]
         np.right_shift(words, 8, out=shifted)
-        np.copyto(low, words, casting="unsafe")  # keeps the low byte
+        np.copyto(low, words, casting="unsafe")
         np.copyto(high, shifted, casting="unsafe")
 
 
@@ -98,20 +104,35 @@ class Decoder:
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_FRAME)
+        self._high = np.empty(MAX_FRAME // 2, np.uint16)
+        self._low = np.empty(MAX_FRAME // 4, np.uint16)
 
-    def decode(self, stored: memoryview, stride: int, size: int, where: str) -> Bytes:
-        """The `size` raw bytes; never allocates more than that. errors.Corrupt names `where`."""
-        if stride not in STRIDES or not 1 <= size <= MAX_FRAME or len(stored) < 4 * stride:
-            raise Corrupt(f"{where}: no valid frame (stride {stride}, {size} bytes)")
+    def decode(self, stored: memoryview, stride: int, into: Bytes, where: str) -> None:
+        """Fills `into` (1 .. MAX_FRAME bytes) and never allocates more than that. errors.Corrupt names `where`."""
+        if len(stored) < 4 * stride:
+            raise Corrupt(f"{where}: no valid frame")
         sizes = struct.unpack_from(f"<{stride}I", stored)
         if 4 * stride + sum(sizes) != len(stored):
             raise Corrupt(f"{where}: the planes do not fill the frame")
-        planes, at, count = [], 4 * stride, size // stride
+        planes, at, count = [], 4 * stride, into.size // stride
         for k, length in enumerate(sizes):
-            expected = count if k < stride - 1 else size - count * (stride - 1)
+            expected = count if k < stride - 1 else into.size - count * (stride - 1)
             planes.append(self._plane(stored[at : at + length], expected, where))
             at += length
-        return planes[0] if stride == 1 else _merge(planes, stride, size)
+        if stride == 1:
+            into[:] = planes[0]
+            return
+        into[count * stride :] = planes[-1][count:]
+        planes[-1] = planes[-1][:count]
+        if stride == 2:
+            _pair(planes[0], planes[1], into[: 2 * count].view(np.uint16))
+        else:
+            words, low, high = into[: 4 * count].view(np.uint32), self._low[:count], self._high[:count]
+            _pair(planes[0], planes[1], low)
+            _pair(planes[2], planes[3], high)
+            np.copyto(words, high)
+            np.left_shift(words, 16, out=words)
+            np.bitwise_or(words, low, out=words)
 
     def _plane(self, stored: memoryview, size: int, where: str) -> Bytes:
         if len(stored) == size:
@@ -128,13 +149,7 @@ class Decoder:
         return np.frombuffer(plane, np.uint8)
 
 
-def _merge(planes: list[Bytes], stride: int, size: int) -> Bytes:
-    count = size // stride
-    kind = np.uint16 if stride == 2 else np.uint32
-    words: NDArray[Any] = planes[-1][:count].astype(kind)
-    for plane in reversed(planes[:-1]):
-        words <<= kind(8)
-        words |= plane
-    rest = planes[-1][count:]
-    raw = words.view(np.uint8)
-    return np.concatenate([raw, rest]) if rest.size else raw
+def _pair(low: Bytes, high: Bytes, into: NDArray[np.uint16]) -> None:
+    np.copyto(into, high)
+    np.left_shift(into, 8, out=into)
+    np.bitwise_or(into, low, out=into)

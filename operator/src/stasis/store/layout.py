@@ -22,7 +22,7 @@ from stasis.errors import Corrupt, Denied, NoSpace, NotFound, StoreError
 from stasis.store import media
 from stasis.store.media import Buffer, Descriptor, Manifest
 from stasis.store.reference import DIGEST, Reference
-from stasis.store.repository import PROBE, tail
+from stasis.store.repository import PROBE, read, tail
 
 _INDEX_LIMIT = 256 << 20
 _WRITE = 8 << 20
@@ -56,7 +56,7 @@ class LayoutRepository:
     def push(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> bool:
         if self.stat(descriptor.digest) == descriptor.size:
             expected = tail(buffers, PROBE)
-            if self.read(descriptor.digest, descriptor.size - len(expected), len(expected)) == expected:
+            if read(self, descriptor.digest, descriptor.size - len(expected), len(expected)) == expected:
                 return False
         self._make()
         with self._reserved(descriptor):
@@ -99,7 +99,7 @@ class LayoutRepository:
         finally:
             aside.unlink(missing_ok=True)
 
-    def read(self, digest: str, offset: int, length: int) -> bytes:
+    def read_into(self, digest: str, offset: int, into: memoryview) -> None:
         path = self._blob(digest)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -108,18 +108,17 @@ class LayoutRepository:
         except OSError as error:
             raise _store_error(error, self.reference) from error
         try:
-            # What the file has is looked at first: a forged length must not allocate.
-            have = max(0, os.fstat(fd).st_size - offset)
-            data = os.pread(fd, min(length, have), offset)
-            while len(data) < min(length, have) and (more := os.pread(fd, length - len(data), offset + len(data))):
-                data += more
+            done = 0
+            while done < len(into):
+                count = os.preadv(fd, [into[done:]], offset + done)
+                if not count:
+                    wanted = offset + len(into)
+                    raise Corrupt(f"{digest} in {self.reference} ends at byte {offset + done}, not at {wanted}")
+                done += count
         except OSError as error:
             raise _store_error(error, self.reference) from error
         finally:
             os.close(fd)
-        if len(data) != length:
-            raise Corrupt(f"{digest} in {self.reference} ends at byte {offset + len(data)}, not at {offset + length}")
-        return data
 
     def put_manifest(self, body: bytes, media_type: str, tag: str = "") -> Descriptor:
         manifest = media.parse_manifest(body, "manifest")
@@ -149,7 +148,7 @@ class LayoutRepository:
             raise NotFound(f"{what} is not in {self.reference}")
         if size > media.MAX_MANIFEST:
             raise Corrupt(f"manifest {digest}: {size} bytes are too many")
-        body = self.read(digest, 0, size)
+        body = read(self, digest, 0, size)
         if media.digest_of(body) != digest:
             raise Corrupt(f"manifest {digest}: its bytes have another digest")
         return media.parse_manifest(body, f"manifest {digest}")

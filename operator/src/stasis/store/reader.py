@@ -114,7 +114,7 @@ class RankReader:
         """A stream whole; UsageError if it is larger than `limit` bytes."""
         if self.size(name) > limit:
             raise UsageError(f"stream {name} has {self.size(name)} bytes, at most {limit} were asked for")
-        return b"".join(self.pieces(name))
+        return b"".join(map(bytes, self.pieces(name)))
 
     def copy_to(self, name: str, fd: int) -> None:
         """Writes a stream in order into a pipe or file; the next runs are fetched meanwhile. Also raises OSError."""
@@ -124,7 +124,8 @@ class RankReader:
                 view = view[os.write(fd, view) :]
 
     def pieces(self, name: str) -> Iterator[memoryview]:
-        """A stream in order, in verified pieces of up to 1 MiB. Memory stays below some 150 MiB."""
+        """A stream in order, in verified pieces of up to 1 MiB, each valid until the next is asked for. Memory stays
+        below some 250 MiB."""
         number, fetcher = self._number(name), Fetcher(self.repository, self.index)
         try:
             runs = self._runs(number)
@@ -135,8 +136,9 @@ class RankReader:
                     under_way.append(run)
                 if not under_way:
                     return
-                yield from self._play(under_way.popleft())
-                fetcher.trim()
+                run = under_way.popleft()
+                yield from self._play(run)
+                fetcher.release(run.frames)
         finally:
             fetcher.close()
 

@@ -28,8 +28,8 @@ class Repository(Protocol):
     def push(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> bool:
         """Makes the blob durable; False if it was there, with a range of it compared. `buffers` make up its bytes."""
 
-    def read(self, digest: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of a blob from `offset`; fewer are errors.Corrupt."""
+    def read_into(self, digest: str, offset: int, into: memoryview) -> None:
+        """Fills `into` with the bytes of a blob from `offset` on; fewer are errors.Corrupt."""
 
     def put_manifest(self, body: bytes, media_type: str, tag: str = "") -> Descriptor:
         """Stores a manifest whose children are all there, and points `tag` to it if given."""
@@ -58,12 +58,18 @@ class Repository(Protocol):
     ) -> None: ...
 
 
+def read(repo: Repository, digest: str, offset: int, length: int) -> bytes:
+    body = bytearray(length)
+    repo.read_into(digest, offset, memoryview(body))
+    return bytes(body)
+
+
 def fetch(repo: Repository, descriptor: Descriptor, limit: int) -> bytes:
     """A small blob whole, with its digest verified; `limit` in bytes bounds what is allocated."""
     if descriptor.size > limit:
         raise Corrupt(f"{descriptor.digest}: {descriptor.size} bytes, at most {limit} are allowed")
     try:
-        body = repo.read(descriptor.digest, 0, descriptor.size)
+        body = read(repo, descriptor.digest, 0, descriptor.size)
     except NotFound:
         raise Corrupt(f"{descriptor.digest} ({descriptor.media_type}) is missing in {repo.reference}") from None
     if not hmac.compare_digest(digest_of(body), descriptor.digest):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 
-from stasis.errors import Corrupt, NotFound
-from stasis.store.fetch import FrameDecoder, check_chunk
+from stasis.errors import Corrupt
+from stasis.store.fetch import FrameDecoder, check_chunk, read_pack
+from stasis.store.frame import MAX_FRAME, MAX_STORED
 from stasis.store.index import Index
 from stasis.store.media import Descriptor
 from stasis.store.repository import Repository
@@ -37,22 +39,24 @@ def verify_packs(repo: Repository, index: Index, packs: Sequence[Descriptor]) ->
 
 def _verify(repo: Repository, index: Index, layer: Descriptor, frames: list[int], chunks: list[np.ndarray]) -> None:
     """One pass over the pack; `frames` are those that lie in it, by offset."""
-    state, decoder = hashlib.sha256(), FrameDecoder(index)
+    state, decoder, raw = hashlib.sha256(), FrameDecoder(index), np.empty(MAX_FRAME, np.uint8)
     offsets, stored = index.frames["offset"], index.frames["stored"]
-    window, start, position = b"", 0, 0
+    window = bytearray(_READ + MAX_STORED)
+    start = position = 0  # the window holds the bytes from start to position
+    todo = deque(frames)
     while position < layer.size:
-        try:
-            data = repo.read(layer.digest, position, min(_READ, layer.size - position))
-        except NotFound:
-            raise Corrupt(f"pack {layer.digest} is missing in {repo.reference}") from None
+        kept, count = position - start, min(_READ, layer.size - position)
+        data = memoryview(window)[kept : kept + count]
+        read_pack(repo, layer.digest, position, data)
         state.update(data)
-        window, position = window + data, position + len(data)
-        while frames and int(offsets[frames[0]]) + int(stored[frames[0]]) <= position:
-            frame = frames.pop(0)
-            raw = decoder.decode(frame, memoryview(window), start)
+        position += count
+        while todo and int(offsets[todo[0]] + stored[todo[0]]) <= position:
+            frame = todo.popleft()
+            decoder.decode(frame, memoryview(window), start, raw)
             for chunk in chunks[frame].tolist():
                 check_chunk(index, chunk, raw)
-        keep = int(offsets[frames[0]]) if frames else position
-        window, start = window[min(keep, position) - start :], min(keep, position)
+        keep = min(int(offsets[todo[0]]), position) if todo else position
+        window[: position - keep] = window[keep - start : position - start]
+        start = keep
     if f"sha256:{state.hexdigest()}" != layer.digest:
         raise Corrupt(f"pack {layer.digest}: its bytes have another digest")

@@ -7,7 +7,6 @@ and pack; packs are pushed while the next ones fill. Every queue is bounded, so 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from collections import defaultdict
@@ -24,16 +23,18 @@ import xxhash
 from stasis.errors import ParentLost, StoreError, UsageError
 from stasis.store import media
 from stasis.store.chunker import MAX_CHUNK, PAGE, Cut, cut
-from stasis.store.frame import MAX_FRAME, Bytes, Encoder, checksum
+from stasis.store.frame import MAX_FRAME, Encoder, checksum
 from stasis.store.index import HOLE, MAX_NAME
 from stasis.store.media import Buffer, Descriptor
 from stasis.store.pack import Packer
+from stasis.store.pool import Bytes, Pool
 from stasis.store.reader import RankReader
 from stasis.store.repository import Repository
 from stasis.store.tables import Parent, Tables
 
 SEGMENT = 4 << 20
 SMALL = 64 << 10  # a stream up to this size never takes a segment
+_SPILLED_PACKS = 16
 BUNDLE_BELOW = 256 << 10  # new chunks of a segment that are fewer bytes than this share a frame with those of others
 
 
@@ -124,19 +125,18 @@ class RankWriter:
         workers = options.workers or len(os.sched_getaffinity(0))
         segment = SEGMENT + MAX_CHUNK
         segments = max(workers + 6, min(4 * workers, options.memory_bytes // 4 // segment))
+        self._segments = Pool(segment, segments)
         room = max(options.memory_bytes - segments * segment, 32 << 20)
         pack_bytes = min(options.pack_bytes, room // 2)
-        slots = 64 if options.spill_dir else max(2, min(16, room // pack_bytes))
+        packs = _SPILLED_PACKS if options.spill_dir else max(2, min(options.uploads + 2, room // pack_bytes))
         self._packer = Packer(
             repo,
             self._tables,
             pack_bytes=pack_bytes,
-            slots=slots,
+            packs=packs,
             uploads=options.uploads,
             spill=options.spill_dir,
         )
-        self._free: queue.SimpleQueue[Bytes | None] = queue.SimpleQueue()
-        self._unmade = segments  # buffers that nobody needed so far
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="stasis-pack")
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -147,6 +147,11 @@ class RankWriter:
         self._done = False
         self._zero = self._raw = self._fresh = 0
         self._seconds: dict[str, float] = defaultdict(float)
+
+    def warm(self) -> None:
+        """Touches all buffers, so that what comes does not wait for fresh memory: before a freeze."""
+        self._segments.warm()
+        self._packer.warm()
 
     def put(self, name: str, data: Buffer) -> None:
         self.add(name, (data,))
@@ -174,8 +179,7 @@ class RankWriter:
                 self._adding -= 1
 
     def _take(self, stream: _Stream, pieces: Iterable[Buffer]) -> None:
-        segment, filled = np.empty(SMALL, np.uint8), 0
-        pooled = False
+        segment, filled, pooled = np.empty(SMALL, np.uint8), 0, False
         try:
             for piece in pieces:
                 data = np.frombuffer(piece, np.uint8)
@@ -183,7 +187,7 @@ class RankWriter:
                     if filled == segment.size:
                         carry = segment[:filled].copy() if not pooled else self._hand_over(stream, segment, filled)
                         pooled = False
-                        segment = self._segment()
+                        segment = self._segments.take()
                         pooled = True
                         filled = carry.size
                         segment[:filled] = carry
@@ -195,7 +199,7 @@ class RankWriter:
             stream.size += filled
         except BaseException:
             if pooled:
-                self._free.put(segment)
+                self._segments.give(segment)
             raise
         self._submit(stream, segment, cuts, pooled)
 
@@ -218,19 +222,6 @@ class RankWriter:
             self._check()  # aborted meanwhile
             raise
 
-    def _segment(self) -> Bytes:
-        with self._lock:
-            self._check()
-            new, self._unmade = self._unmade > 0, max(0, self._unmade - 1)
-        if new:
-            return np.empty(SEGMENT + MAX_CHUNK, np.uint8)
-        segment = self._free.get()
-        if segment is None:
-            self._free.put(None)  # for the next one that waits
-            self._check()
-        assert segment is not None
-        return segment
-
     def _check(self) -> None:
         if self._error:
             raise self._error
@@ -240,7 +231,7 @@ class RankWriter:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._packer.fail(self._error)
-        self._free.put(None)
+        self._segments.fail(self._error)
 
     # In the worker threads.
 
@@ -255,7 +246,7 @@ class RankWriter:
             self._fail(error)
         finally:
             if pooled:
-                self._free.put(segment)
+                self._segments.give(segment)
 
     def _store_cuts(self, segment: Bytes, cuts: list[Cut]) -> list[tuple[int, int]]:
         started = time.perf_counter()
@@ -312,11 +303,12 @@ class RankWriter:
 
     def _store_frame(self, raw: Bytes, chunks: list[tuple[int, int]]) -> None:
         started = time.perf_counter()
-        stored, stride = self._encoder().encode(raw)
+        parts, stride = self._encoder().encode(raw)
         self._count("compress", started)
         started = time.perf_counter()
-        pack, offset = self._packer.append(stored)
-        self._tables.place((pack, stride, offset, len(stored), raw.size, checksum(stored)), chunks)
+        pack, offset = self._packer.append(parts)
+        stored = sum(len(part) for part in parts)
+        self._tables.place((pack, stride, offset, stored, raw.size, checksum(parts)), chunks)
         self._count("pack", started)
 
     def _encoder(self) -> Encoder:

@@ -1,0 +1,275 @@
+"""A repository of an OCI registry (distribution spec 1.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlencode
+
+from urllib3.exceptions import HTTPError
+
+from stasis.errors import Corrupt, NotFound, StoreError, Unavailable
+from stasis.store import media
+from stasis.store.credentials import Credentials, find_credentials
+from stasis.store.http import Client, HttpOptions, Refusal, Response, Retries
+from stasis.store.media import Buffer, Descriptor, Manifest
+from stasis.store.reference import DIGEST, Reference
+from stasis.store.repository import PROBE, tail
+
+_PATCH = 32 << 20  # bytes sent before the registry confirms
+_RESTARTS = 5  # uploads begun anew before one is given up
+_READ = 1 << 20
+_PROBE_PATIENCE = 3.0  # seconds; docker-registry answers 500 for what its garbage collection took
+_TAGS_PAGE = 1000
+_ACCEPT = {"Accept": f"{media.MANIFEST}, {media.IMAGE_INDEX}"}
+
+
+class RegistryRepository:
+    """`credentials`: handed over; else those of the usual places. `plain_http`: None means for loopback only."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        *,
+        credentials: Credentials | None = None,
+        plain_http: bool | None = None,
+        options: HttpOptions | None = None,
+    ) -> None:
+        self._reference = reference.repository
+        host, name = reference.host, reference.name
+
+        def find() -> Credentials | None:
+            return credentials or find_credentials(host, name)
+
+        self._client = Client(host, find, plain=plain_http, options=options or HttpOptions())
+        path = f"library/{name}" if host == "docker.io" and "/" not in name else name
+        self._at = f"/v2/{path}"
+
+    @property
+    def reference(self) -> Reference:
+        return self._reference
+
+    def stat(self, digest: str) -> int | None:
+        try:
+            response = self._client.request("HEAD", f"{self._at}/blobs/{digest}")
+        except NotFound:
+            return None
+        length = response.headers.get("Content-Length", "")
+        return int(length) if length.isdigit() else None
+
+    def push(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> bool:
+        if self.stat(descriptor.digest) == descriptor.size and self._holds(descriptor, buffers):
+            return False
+        self._upload(descriptor, buffers)
+        return True
+
+    def _holds(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> bool:
+        """A range is read and compared: HEAD alone may come from a cache that outlived the blob (rule 32)."""
+        expected = tail(buffers, PROBE)
+        try:
+            offset = descriptor.size - len(expected)
+            return not expected or self._range(descriptor.digest, offset, len(expected)) == expected
+        except (NotFound, Corrupt, Refusal, Unavailable):
+            return False
+
+    def _upload(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> None:
+        for left in reversed(range(_RESTARTS)):
+            try:
+                return _Upload(self._client, f"{self._at}/blobs", descriptor, buffers).run()
+            except (NotFound, Refusal):
+                # The registry forgot the upload, or has other bytes of it than we sent: the digest told.
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _range(self, digest: str, offset: int, length: int) -> bytes:
+        body = bytearray(length)
+        self._read(digest, offset, memoryview(body), _PROBE_PATIENCE)
+        return bytes(body)
+
+    def read_into(self, digest: str, offset: int, into: memoryview) -> None:
+        self._read(digest, offset, into, patience=None)
+
+    def _read(self, digest: str, offset: int, into: memoryview, patience: float | None) -> None:
+        if not DIGEST.fullmatch(digest):
+            raise Corrupt(f"{digest!r:.100} is no sha256 digest")
+        retries, done = Retries(self._client.options, patience), 0
+        while done < len(into):
+            try:
+                for count in self._pieces(digest, offset + done, into[done:]):
+                    done += count
+            except StoreError as error:
+                retries.wait(error)
+
+    def _pieces(self, digest: str, offset: int, into: memoryview) -> Iterator[int]:
+        """Yields how many bytes arrived, so that what came before a connection broke is kept."""
+        url, wanted, done = f"{self._at}/blobs/{digest}", len(into), 0
+        try:
+            headers = {"Range": f"bytes={offset}-{offset + wanted - 1}"}
+            response = self._client.once("GET", url, headers=headers, stream=True)
+        except Refusal as error:
+            if error.status == 416:
+                raise Corrupt(f"{digest} in {self._reference} ends before byte {offset}") from None
+            raise
+        try:
+            skip = 0 if response.status == 206 else offset
+            while skip and (data := response.read(min(skip, _READ))):
+                skip -= len(data)
+            while done < wanted and (data := response.read(min(wanted - done, _READ))):
+                into[done : done + len(data)] = data
+                done += len(data)
+                yield len(data)
+        except (HTTPError, OSError) as error:
+            raise Unavailable(f"GET {url} in {self._reference}: {type(error).__name__}: {error}") from error
+        finally:
+            if done == wanted:
+                response.release_conn()
+            else:
+                response.close()
+        if done < wanted:
+            raise Corrupt(f"{digest} in {self._reference} ends at byte {offset + done}, not at {offset + wanted}")
+
+    def put_manifest(self, body: bytes, media_type: str, tag: str = "") -> Descriptor:
+        descriptor = media.parse_manifest(body, "manifest").descriptor
+        url = f"{self._at}/manifests/{tag or descriptor.digest}"
+        response = self._client.request("PUT", url, headers={"Content-Type": media_type}, body=[body])
+        stored = response.headers.get("Docker-Content-Digest", descriptor.digest)
+        if stored != descriptor.digest:
+            raise Corrupt(f"{self._reference} stored manifest {descriptor.digest} as {stored[:100]}")
+        return descriptor
+
+    def get_manifest(self, reference: str) -> Manifest:
+        url = f"{self._at}/manifests/{reference}"
+        response = self._client.request("GET", url, headers=_ACCEPT, stream=True)
+        try:
+            body = response.read(media.MAX_MANIFEST + 1)
+        except (HTTPError, OSError) as error:
+            raise Unavailable(f"GET {url} in {self._reference}: {error}") from error
+        finally:
+            response.close()
+        if len(body) > media.MAX_MANIFEST:
+            raise Corrupt(f"manifest {reference}: more than {media.MAX_MANIFEST} bytes")
+        if DIGEST.fullmatch(reference) and media.digest_of(body) != reference:
+            raise Corrupt(f"manifest {reference}: its bytes have another digest")
+        return media.parse_manifest(body, f"manifest {reference}")
+
+    def delete_manifest(self, digest: str) -> None:
+        try:
+            self._client.request("DELETE", f"{self._at}/manifests/{digest}")
+        except Refusal as error:
+            if error.status not in (400, 405):
+                raise
+            raise StoreError(
+                f"{self._reference.host} refuses to delete manifests: {error.message}",
+                remedy="allow deletion (docker-registry: storage.delete.enabled) or remove it by the registry's means",
+            ) from None
+
+    def tags(self) -> list[str]:
+        found: set[str] = set()
+        last = ""
+        while True:
+            query = {"n": str(_TAGS_PAGE)} | ({"last": last} if last else {})
+            try:
+                response = self._client.request("GET", f"{self._at}/tags/list?{urlencode(query)}")
+            except NotFound:
+                return []
+            listed = media.parse_json(response.data, f"tags of {self._reference}", media.MAX_MANIFEST).get("tags") or []
+            new = {tag for tag in listed if isinstance(tag, str)} - found
+            found |= new
+            if not new or "next" not in response.headers.get("Link", ""):
+                return sorted(found)
+            last = listed[-1]
+
+    def sweep(self) -> int:
+        """The registry's own garbage collection does it."""
+        return 0
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Upload:
+    """One chunked upload: POST, PATCH until all is there, PUT. After a PATCH that broke the registry is asked how much
+    it has; nothing is sent twice blindly."""
+
+    def __init__(self, client: Client, at: str, descriptor: Descriptor, buffers: Sequence[Buffer]) -> None:
+        self._client, self._at, self._blob = client, at, descriptor
+        self._views = [memoryview(buffer) for buffer in buffers]
+        self._retries = Retries(client.options)
+        self._location = ""
+        self._offset = 0
+
+    def run(self) -> None:
+        self._follow(self._client.request("POST", f"{self._at}/uploads/"))
+        while True:
+            try:
+                while self._offset < self._blob.size:
+                    self._patch()
+                return self._commit()
+            except Unavailable as error:
+                self._retries.wait(error)
+                if self._ask():
+                    return None
+
+    def _patch(self) -> None:
+        end = min(self._offset + _PATCH, self._blob.size)
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Range": f"{self._offset}-{end - 1}",
+        }
+        response = self._client.once("PATCH", self._location, headers=headers, body=self._slice(self._offset, end))
+        self._follow(response)
+        self._offset = _confirmed(response, end)
+        self._retries = Retries(self._client.options)  # it goes on, so patience begins anew
+
+    def _commit(self) -> None:
+        mark = "&" if "?" in self._location else "?"
+        url = f"{self._location}{mark}{urlencode({'digest': self._blob.digest})}"
+        self._client.once("PUT", url, headers={"Content-Type": "application/octet-stream"})
+
+    def _ask(self) -> bool:
+        """Finds out how far the upload is; True if the blob is there after all. NotFound: the upload is forgotten."""
+        try:
+            response = self._client.request("GET", self._location)
+        except NotFound:
+            head = self._client.request("HEAD", f"{self._at}/{self._blob.digest}")
+            return head.headers.get("Content-Length") == str(self._blob.size)
+        self._follow(response)
+        self._offset = _confirmed(response, 0)
+        return False
+
+    def _follow(self, response: Response) -> None:
+        self._location = response.headers.get("Location", self._location)
+        if not self._location:
+            raise StoreError("the registry gives no location for an upload")
+
+    def _slice(self, start: int, end: int) -> list[memoryview]:
+        out = []
+        for view in self._views:
+            if start < len(view) and end > 0:
+                out.append(view[max(start, 0) : end])
+            start, end = start - len(view), end - len(view)
+        return out
+
+
+def _confirmed(response: Response, otherwise: int) -> int:
+    """Bytes that the registry has, by its Range header; '0-0' also stands for none."""
+    match = re.fullmatch(r"(?:bytes=)?0-(\d{1,15})", response.headers.get("Range", ""))
+    if not match:
+        return otherwise
+    last = int(match[1])
+    return last + 1 if last else 0
