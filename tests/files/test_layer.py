@@ -3,6 +3,7 @@
 import io
 import os
 import socket
+import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.files.conftest import Box, seen
 
 from stasis.agent.files.capture import Area, areas, capture
 from stasis.agent.files.laid import LaidList
-from stasis.agent.files.lay import Stats, lay, remove
+from stasis.agent.files.lay import Removed, Stats, lay, remove
 
 pytestmark = pytest.mark.root
 Boxes = Callable[..., Box]
@@ -52,6 +53,15 @@ def change(root: Path) -> None:
     os.symlink("/etc/shadow", root / "tmp/link")
     os.setxattr(root / "tmp/again", "user.origin", b"\0\xff=\n")
     os.setxattr(root / "tmp/again", "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+    # An access list that new files inherit: neither the later ones nor those before it have it without being given.
+    entries = ((1, 7, -1), (2, 5, 1000), (4, 5, -1), (16, 7, -1), (32, 0, -1))
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    os.setxattr(root / "opt", "system.posix_acl_default", acl)
+    os.setxattr(root / "opt/app", "system.posix_acl_access", acl)
+    (root / "opt/inherits").mkdir()
+    (root / "opt/inherits/too").write_text("x")
+    (root / "opt/inherits/none").write_text("x")
+    os.removexattr(root / "opt/inherits/none", "system.posix_acl_access")
     os.utime(root / "tmp", ns=(1, 1_600_000_000_123_456_789))
     os.utime(root / "tmp/link", ns=(1, 1_600_000_000_987_654_321), follow_symlinks=False)
 
@@ -178,3 +188,11 @@ def test_removing_leaves_the_fresh_container_but_for_what_was_deleted(boxes: Box
     # and the same checkpoint can be laid once more
     moved(old, new, tmp_path / "list", ("/ed",))
     assert seen(new.root) == seen(old.root)
+
+
+def test_of_a_container_that_is_gone_nothing_is_removed(boxes: Boxes, tmp_path: Path) -> None:
+    old, new = boxes().start(), boxes().start()
+    change(old.root)
+    moved(old, new, tmp_path / "list")
+    new.stop()
+    assert remove(new.pid, LaidList(tmp_path / "list")) == Removed(0, ())

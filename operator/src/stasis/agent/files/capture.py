@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 
 from stasis.agent.files.areas import UPPER, Area, area_root, areas
 from stasis.agent.files.member import END, PAGE, Member, encode, padding
@@ -26,8 +27,9 @@ class Capture:
     complete at the end.
     """
 
-    def __init__(self, area: Area) -> None:
+    def __init__(self, area: Area, links: Mapping[str, str]) -> None:
         self.area = area
+        self._links = links
         self.notes: list[Note] = []
         self.members = 0
         self.data = 0  # bytes of files' content, which is what the new container must have room for
@@ -42,7 +44,7 @@ class Capture:
                 source = stack.enter_context(self.area.source())
                 layer = self.area.name == UPPER
                 merged = stack.enter_context(area_root(self.area.pid1, UPPER)) if layer else None
-                walk = Walk(self.area, source, merged)
+                walk = Walk(self.area, source, merged, self._links)
                 self.notes = walk.notes
                 for member, fd in walk.members():
                     here = member.path
@@ -98,7 +100,10 @@ class Capture:
         yield from self._put(bytes(padding(member.stored)))
 
 
-def capture(area: Area) -> Capture:
-    """The area's files as a tar stream (PAX, OCI layer convention), read when the blocks are asked for. CRIU makes
-    hard links of its own (link_remap.N) during a dump, so read after it, while they are there (see remaps.py)."""
-    return Capture(area)
+def capture(area: Area, links: Mapping[str, str] = MappingProxyType({})) -> Capture:
+    """The area's files as a tar stream (PAX, OCI layer convention), read when the blocks are asked for: the tree must
+    still be frozen then. `links` (see remaps.py) are hard links to add, by path in the container; of other areas' too.
+    """
+    points, base = area.points, area.point.rstrip("/") + "/"
+    inside = {path.removeprefix(base): held for path, held in links.items() if path.startswith(base)}
+    return Capture(area, {path: held for path, held in inside.items() if not points.covers(path)})

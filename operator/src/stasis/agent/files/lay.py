@@ -60,7 +60,10 @@ def lay(pid1: int, area: str, stream: BinaryIO, record: LaidList) -> Stats:
 
 def remove(pid1: int, record: LaidList) -> Removed:
     """Undo what the list names, newest first: files and folders that were made go, folders that were there get their
-    attributes back. The list keeps what cannot be undone. Can be repeated when it was cut short."""
+    attributes back. The list keeps what cannot be undone. Can be repeated when it was cut short. Of a container that is
+    gone nothing is left to remove."""
+    if not os.path.exists(f"/proc/{pid1}/root/."):
+        return Removed(0, ())
     entries = record.entries()
     removed = 0
     for area in dict.fromkeys(entry.area for entry in entries):

@@ -1,97 +1,48 @@
 """The hard links that CRIU makes for open files whose name is gone while the file has another (link remaps).
 
-A semaphore of sem_open lives so: made under a passing name, linked to its own, mapped. CRIU links it as
-`link_remap.N` beside the old name and a restore opens that. But a dump with --leave-running, ours, removes the links
-when it ends, before the files can be read; so they are made again from the frozen processes, for the time of a capture.
+A semaphore of sem_open lives so: made under a passing name, linked to its own, mapped. CRIU links it as `link_remap.N`
+beside the old name, and a restore opens that. But a dump with --leave-running, ours, removes the links when it ends,
+before the files are read. So a capture writes them into its stream as if they were there: this says which.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
-from stasis.agent.criu_images import Image
-from stasis.agent.files.beneath import IN_ROOT, NO_MAGICLINKS, NO_SYMLINKS, opened
+from stasis.agent.criu_images import ImageCodec
 from stasis.errors import CheckpointFailed
 
 LINKED = 0  # remap_type
 FILE_MAPPING = (1 << 6) | (1 << 7)  # VMA_FILE_PRIVATE | VMA_FILE_SHARED
 
 
-@dataclass(frozen=True)
-class LinkRemap:
-    """`path` in the container is to be a hard link to what the process `pid` (inside) has at `held` of its /proc."""
-
-    path: str
-    pid: int
-    held: str
-
-
-def link_remaps(images: Mapping[str, Image]) -> list[LinkRemap]:
-    """From a dump's images, by name: remap-fpath.img, files.img, and of each process mm-, ids- and fdinfo-.
-
-    CheckpointFailed: no process holds the file of a remap by a descriptor or a mapping.
-    """
-    if "remap-fpath.img" not in images:
-        return []
-    wanted = {m.orig_id: m.remap_id for m in images["remap-fpath.img"].messages if m.remap_type == LINKED}
-    paths = {m.reg.id: m.reg.name for m in images["files.img"].messages if m.HasField("reg")} if wanted else {}
-    held = _held(images, wanted) if wanted else {}
-    found = []
-    for file, remap in wanted.items():
-        path = paths.get(remap)
-        if path is None or file not in held:
-            raise CheckpointFailed(f"CRIU linked an open file as {path or remap}, and no process is seen to hold it")
-        found.append(LinkRemap("/" + path.lstrip("/"), *held[file]))
-    return found
-
-
-@contextmanager
-def linked(pid1: int, remaps: Sequence[LinkRemap], processes: Mapping[int, int]) -> Iterator[None]:
-    """The links are there within the with statement: capture then. `processes` gives the host's pid of each pid inside.
-    A link that a killed agent left is made anew. CheckpointFailed: one cannot be made."""
-    with ExitStack() as stack:
-        root = os.open(f"/proc/{pid1}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, root)
-        for remap in remaps:
-            folder, _, name = remap.path.rpartition("/")
-            flags = os.O_PATH | os.O_DIRECTORY
-            try:
-                fd = stack.enter_context(opened(root, folder, flags, resolve=IN_ROOT | NO_MAGICLINKS | NO_SYMLINKS))
-                _unlink(name, fd)
-                held = f"/proc/{processes[remap.pid]}/{remap.held}"
-                os.link(held, name, dst_dir_fd=fd, follow_symlinks=True)
-            except (OSError, KeyError) as error:
-                raise CheckpointFailed(f"{remap.path} cannot be linked again: {error}") from error
-            stack.callback(_unlink, name, fd)
-        yield
-
-
-def _unlink(name: str, folder: int) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        pass
-
-
-def _held(images: Mapping[str, Image], wanted: Mapping[int, int]) -> dict[int, tuple[int, str]]:
-    """Of each wanted file id: a process inside, and where below its /proc the file is held."""
-    held: dict[int, tuple[int, str]] = {}
-    tables = {
-        images[name].messages[0].files_id: int(name[len("ids-") : -len(".img")])
-        for name in images
-        if name.startswith("ids-")
-    }
-    for name, image in images.items():
+def links(
+    codec: ImageCodec, names: Iterable[str], read: Callable[[str], bytes], processes: Mapping[int, int]
+) -> dict[str, str]:
+    """Of each link remap of a dump: its path in the container, and the path in the host's /proc of a descriptor or
+    mapping of the frozen tree that holds the file. `names` are the dump's images, `read` gives one's bytes; `processes`
+    has the host's pid of each pid inside. CheckpointFailed: no process holds the file."""
+    names = set(names)
+    if "remap-fpath.img" not in names:
+        return {}
+    remaps = codec.load("remap-fpath.img", read("remap-fpath.img")).messages
+    wanted = {remap.orig_id: remap.remap_id for remap in remaps if remap.remap_type == LINKED}
+    if not wanted:
+        return {}
+    files = codec.load("files.img", read("files.img")).messages
+    paths = {file.reg.id: "/" + file.reg.name.lstrip("/") for file in files if file.HasField("reg")}
+    held: dict[int, str] = {}
+    for name in sorted(names):
         kind, _, number = name.removesuffix(".img").partition("-")
-        if kind == "mm":
-            for vma in image.messages[0].vmas:
-                if vma.status & FILE_MAPPING and vma.shmid in wanted:
-                    held[vma.shmid] = (int(number), f"map_files/{vma.start:x}-{vma.end:x}")
-        elif kind == "fdinfo" and int(number) in tables:
-            for entry in image.messages:
-                if entry.id in wanted:
-                    held.setdefault(entry.id, (tables[int(number)], f"fd/{entry.fd}"))
-    return held
+        if kind == "mm" and (pid := processes.get(int(number))):
+            for vma in codec.load(name, read(name)).messages[0].vmas:
+                if vma.status & FILE_MAPPING:
+                    held[vma.shmid] = f"/proc/{pid}/map_files/{vma.start:x}-{vma.end:x}"
+        elif kind == "ids" and (pid := processes.get(int(number))):
+            table = f"fdinfo-{codec.load(name, read(name)).messages[0].files_id}.img"
+            if table in names:
+                for entry in codec.load(table, read(table)).messages:
+                    held[entry.id] = f"/proc/{pid}/fd/{entry.fd}"
+    if lost := [paths.get(remap, str(remap)) for file, remap in wanted.items() if file not in held]:
+        raise CheckpointFailed(f"CRIU linked open files as {', '.join(lost)}, and no process is seen to hold them")
+    return {paths[remap]: held[file] for file, remap in wanted.items()}

@@ -36,9 +36,10 @@ class _View:
 
 class Walk:
     """One walk. Only a few descriptors are open at a time however deep it goes, since each folder is opened anew below
-    the root. `merged` is the container's root, where the source is its upper layer."""
+    the root. `merged` is the container's root, where the source is its upper layer. `links` are more names to give,
+    each to the file that a path of the host's /proc holds; their members come last."""
 
-    def __init__(self, area: Area, source: int, merged: int | None) -> None:
+    def __init__(self, area: Area, source: int, merged: int | None, links: Mapping[str, str]) -> None:
         self.notes: list[Note] = []
         marks = Marks(area.user_xattrs) if merged is not None else None
         self._top = _View(source, marks)
@@ -46,6 +47,8 @@ class Walk:
         self._overlay = merged is not None
         self._points = area.points
         self._first: dict[tuple[int, int], str] = {}  # of inodes with several names, by device and number
+        self._wanted = {path: _inode(os.stat(held)) for path, held in links.items()}
+        self._found: dict[tuple[int, int], str] = {}  # of these inodes: a name that was met
 
     def members(self) -> Iterator[tuple[Member, int]]:
         """Each member, and a descriptor to read its data from where it has any (else -1), open until the next."""
@@ -73,6 +76,12 @@ class Walk:
             finally:
                 os.close(fd)
             pending += ((name, view) for name in reversed(below))
+        for path, inode in sorted(self._wanted.items()):
+            first = self._found.get(inode)
+            if first is None:
+                raise FileNotFoundError(f"no name of the file that CRIU links as {path} is left here")
+            if first != path:
+                yield Member(path, Kind.LINK, target=first), NO_FD
 
     def _entries(
         self, folder: int, path: str, view: _View, marked: Mapping[str, bytes], below: list[str]
@@ -103,8 +112,10 @@ class Walk:
             self.notes.append(Note(path, "a socket" if stat.S_ISSOCK(status.st_mode) else "a device"))
             return
         member = self._named(path, kind, _own(attributes, view))
+        if self._wanted:
+            self._found.setdefault(self._seen_inode(status, path), path)
         if status.st_nlink > 1:
-            first = self._first.setdefault((status.st_dev, status.st_ino), path)
+            first = self._first.setdefault(_inode(status), path)
             if first != path:
                 bare = replace(member.attributes, xattrs={})
                 yield replace(member, kind=Kind.LINK, attributes=bare, target=first), NO_FD
@@ -119,6 +130,13 @@ class Walk:
         else:
             yield from _file(member, fd)
 
+    def _seen_inode(self, status: os.stat_result, path: str) -> tuple[int, int]:
+        """Device and number as the container sees them."""
+        if not self._overlay:
+            return _inode(status)
+        with opened(self._merged.root, path, ENTRY) as fd:
+            return _inode(os.fstat(fd))
+
     def _named(self, path: str, kind: Kind, attributes: Attributes) -> Member:
         literal = self._overlay and path.rpartition("/")[2].startswith(WHITEOUT)
         return Member(path, kind, attributes, literal=literal)
@@ -131,6 +149,10 @@ class Walk:
                 raise
             self.notes.append(Note(path, "changed while it was read; left out"))
             return None
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _file(member: Member, entry: int) -> Iterator[tuple[Member, int]]:
