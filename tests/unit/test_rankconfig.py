@@ -15,6 +15,7 @@ CONFIG = RankConfig(
     root=7,
     last_pid=12,
     hostname="gpt-0",
+    init="/stasis/init-1-abc/init",
     address="10.77.1.2",
     peers={"0": "10.77.1.2", "1": "10.77.1.3"},
     stdio={"pipe:[12]": 1},

@@ -21,7 +21,8 @@ from stasis.agent.freezer import Freezer
 from stasis.agent.lookup import Root
 from stasis.agent.network import lock, options
 from stasis.agent.network.sockets import TcpSockets, drain
-from stasis.agent.node import Job, Node, write_word
+from stasis.agent.node import Job, Node
+from stasis.agent.volume import write_word
 from stasis.core import connections
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
@@ -220,6 +221,7 @@ class CheckpointRank:
             root=captured.root,
             last_pid=captured.last_pid,
             hostname=captured.hostname,
+            init=os.readlink(f"/proc/{self._root.pid}/exe"),
             address=job.addresses[str(job.rank)][0],
             peers={rank: first for rank, (first, _) in job.addresses.items()},
             stdio=captured.stdio,

@@ -20,7 +20,7 @@ from pathlib import Path
 from stasis.agent import cgroups
 from stasis.agent.launch import enter, kill_group
 from stasis.agent.stream import Capture, Serve, first_error
-from stasis.errors import CheckpointFailed, RestoreFailed, Unsupported
+from stasis.errors import CheckpointFailed, RestoreFailed
 
 LOADER = "ld-linux-x86-64.so.2"
 COMMON = (
@@ -33,19 +33,6 @@ COMMON = (
     "--manage-cgroups=ignore",
     "-v3",
 )
-
-
-def find_bundle() -> Path:
-    """The folder of the bundled CRIU: $STASIS_CRIU, or the newest one that tools/criu.sh has built."""
-    if given := os.environ.get("STASIS_CRIU"):
-        return Path(given)
-    cache = Path(
-        os.environ.get("STASIS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "stasis"
-    )
-    bundles = [path for path in cache.glob("criu-*") if (path / "criu").is_file()]
-    if not bundles:
-        raise Unsupported("no CRIU bundle found", remedy="run tools/criu.sh, or set STASIS_CRIU to a bundle's folder")
-    return max(bundles, key=lambda path: path.stat().st_mtime)
 
 
 @dataclass(frozen=True)

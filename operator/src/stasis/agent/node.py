@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stasis.agent.criu import Criu, find_bundle
+from stasis.agent import provision
+from stasis.agent.criu import Criu
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.pipes import Buffers
 from stasis.errors import UsageError
-
-VOLUME = "stasis"  # our volume in a container, below its root: init's word and state
 
 
 @dataclass
@@ -21,7 +19,7 @@ class Node:
     """`state` is a folder of this machine that outlives the agent."""
 
     state: Path
-    bundle: Path = field(default_factory=find_bundle)
+    bundle: Path = field(default_factory=provision.criu)
     buffers: Buffers = field(default_factory=Buffers)
 
     @cached_property
@@ -58,21 +56,3 @@ class Job:
             return cls(**{**args, "addresses": addresses, "volumes": tuple(args.get("volumes", ()))})
         except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the first step's arguments do not describe a job: {error}") from None
-
-
-def write_word(pid1: int, name: str, text: str) -> None:
-    """Write `word` or `state` into our volume of a container, whole. Never through a symlink of the tenant's."""
-    root = os.open(f"/proc/{pid1}/root", os.O_PATH | os.O_DIRECTORY)
-    try:
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-        folder = os.open(VOLUME, flags, dir_fd=root)
-    finally:
-        os.close(root)
-    try:
-        temporary = f".{name}.new"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-        with open(fd, "w") as file:
-            file.write(text + "\n")
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stasis.agent import cgroups, lookup
+from stasis.agent import cgroups, lookup, provision
 from stasis.agent.criu import container_cgroups
 from stasis.agent.files.areas import require_room
 from stasis.agent.files.laid import LaidList
@@ -28,9 +28,10 @@ from stasis.agent.launch import enter
 from stasis.agent.names import set_hostname
 from stasis.agent.network import diag, images, lock, options
 from stasis.agent.network.release import Gate
-from stasis.agent.node import Job, Node, write_word
+from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
 from stasis.agent.stream import write_all
+from stasis.agent.volume import VOLUME, put_into_volume, write_word
 from stasis.core import connections
 from stasis.core.connections import Fix
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
@@ -115,9 +116,20 @@ class RestoreRank:
                 f"the checkpoint {job.manifest} is of rank {self._config.rank} of {self._config.world_size}, "
                 f"not of rank {job.rank} of {job.world_size}"
             )
+        self._bring_init()
         for area, size in self._config.areas.items():
             require_room(self._pid1, area, size)
         return {"pid1": self._pid1}
+
+    def _bring_init(self) -> None:
+        """The tree was under one build of init, and its keeper maps that very file: have it in our volume."""
+        build = Path(self._config.init).parent.name
+        if Path(self._config.init) != Path("/", VOLUME, build, "init"):
+            raise RestoreFailed(f"the checkpoint's keeper is {self._config.init}, which is no init of ours")
+        binary = provision.init_builds().get(build)
+        if binary is None:
+            raise RestoreFailed(f"{build} is not on this node", remedy="keep the builds of init that checkpoints need")
+        put_into_volume(self._pid1, build, "init", binary.read_bytes())
 
     def _find(self) -> None:
         self._pid1 = lookup.find_pid1(self.job.container_id)

@@ -29,6 +29,7 @@ class RankConfig:
     root: int  # pid of the keeper
     last_pid: int  # highest pid of the tree: CRIU's helpers must get higher ones
     hostname: str
+    init: str  # the keeper's program in the container; the name of its folder says which build
     address: str  # that the processes know as their own: their first container's
     peers: Mapping[str, str] = field(default_factory=dict)  # rank (as text) -> address by which the processes know it
     stdio: Mapping[str, int] = field(default_factory=dict)  # resource (`pipe:[123]`) -> descriptor of init

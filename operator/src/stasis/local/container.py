@@ -92,7 +92,8 @@ class Container:
         for mount_point in self.spec.emptydirs:
             self.emptydir(mount_point).mkdir(parents=True)
             self.emptydir(mount_point).chmod(0o777)
-        shutil.copy2(self.spec.init, folder / "volume" / "init")
+        (folder / "volume" / self.spec.init.parent.name).mkdir()
+        shutil.copy2(self.spec.init, folder / "volume" / self.spec.init.parent.name / "init")
         overlay = f"lowerdir={self.spec.rootfs},upperdir={folder}/upper,workdir={folder}/work"
         _mount("overlay", "overlay", folder / "rootfs", overlay)
         _mount("tmpfs", "shm", folder / "shm", f"size={self.spec.shm_size},mode=1777")
@@ -183,7 +184,8 @@ class Container:
     def _config(self) -> dict[str, Any]:
         spec = self.spec
         verb = "wait" if self.placeholder else "run"
-        args = [f"{VOLUME}/init", verb, "--volume", VOLUME, "--deny", spec.deny, "--", *spec.command]
+        init = f"{VOLUME}/{spec.init.parent.name}/init"
+        args = [init, verb, "--volume", VOLUME, "--deny", spec.deny, "--", *spec.command]
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOSTNAME": spec.hostname,

@@ -6,6 +6,7 @@ The machines and their driver are those that the simulation runs; here is only w
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -28,6 +29,8 @@ from stasis.core.plan import PLANS
 from stasis.core.records import Failure, Record
 from stasis.core.steps import Step
 from stasis.errors import StasisError
+
+log = logging.getLogger(__name__)
 
 FIRST = {plan[0].step for plan in PLANS.values()}
 
@@ -238,7 +241,8 @@ class GuardianPort:
             else:
                 self._guardian = Guardian.start(self._state, self._tree(op, deadline))
             reply(m.GuardianUp())
-        except StasisError:
+        except StasisError as error:
+            log.warning("rank %d: %s", self._rank, error)
             reply(m.GuardianLost())
 
     def _tree(self, op: str, deadline: float) -> FrozenTree:
