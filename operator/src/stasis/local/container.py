@@ -36,7 +36,8 @@ SECCOMP_DENIED = (
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """What a pod's container says. A checkpoint carries `emptydirs`, not `volumes` (host folder by mount point)."""
+    """What a pod's container says. A checkpoint carries `emptydirs`, not `volumes` and `readonly` (host folder by mount
+    point)."""
 
     rootfs: Path
     command: Sequence[str]
@@ -53,6 +54,7 @@ class ContainerSpec:
     cgroup_writable: bool = False
     emptydirs: Sequence[str] = ()
     volumes: Mapping[str, Path] = field(default_factory=dict)
+    readonly: Mapping[str, Path] = field(default_factory=dict)
     hosts: Path | None = None
     deny: str = "io_uring"
 
@@ -252,6 +254,7 @@ class Container:
         ]
         mounts += [mount(point, "bind", self.emptydir(point), "rbind", "rw") for point in self.spec.emptydirs]
         mounts += [mount(point, "bind", host, "rbind", "rw") for point, host in self.spec.volumes.items()]
+        mounts += [mount(point, "bind", host, "rbind", "ro") for point, host in self.spec.readonly.items()]
         if self.spec.hosts is not None:
             mounts.append(mount("/etc/hosts", "bind", self.spec.hosts, "rbind", "ro"))
         return mounts

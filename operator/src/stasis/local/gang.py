@@ -39,11 +39,17 @@ class Place:
 class LocalGang:
     """The containers of a gang, made and made anew. Knows nothing of checkpoints: it plays kubelet's part.
 
-    Every rank's log is kept over all its containers. `on_line(rank, line)` is called for each line.
+    Every rank's log is kept over all its containers. `on_line(rank, line)` is called for each line,
+    `before_ranks(netns)` once the network is there, before anything runs in it: for servers outside of the gang.
     """
 
     def __init__(
-        self, name: str, spec: GangSpec, folder: Path, on_line: Callable[[int, str], None] = lambda rank, line: None
+        self,
+        name: str,
+        spec: GangSpec,
+        folder: Path,
+        on_line: Callable[[int, str], None] = lambda rank, line: None,
+        before_ranks: Callable[[Path], None] = lambda netns: None,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -52,6 +58,7 @@ class LocalGang:
         self.places: dict[int, Place] = {}
         self.lines: dict[int, list[str]] = {rank: [] for rank in range(spec.ranks)}
         self._on_line = on_line
+        self._before_ranks = before_ranks
         self._next_address = 0
         self._changed = threading.Condition()
 
@@ -60,6 +67,7 @@ class LocalGang:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.network.up()
+        self._before_ranks(self.network.netns)
         addresses = {rank: self._address() for rank in range(self.spec.ranks)}
         self._write_hosts(addresses)
         for rank, address in addresses.items():
@@ -86,7 +94,7 @@ class LocalGang:
             "init": self.spec.init,
             "netns": netns,
             "hostname": f"{self.name}-{rank}",
-            "env": {**self._environment(rank), **self.spec.env},
+            "env": {"POD_IP": address, **self._environment(rank), **self.spec.env},
             "hosts": self.folder / "hosts",
             **self.spec.options,
             **options,

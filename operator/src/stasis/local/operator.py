@@ -11,7 +11,7 @@ from stasis.core.connections import Connection, address, mend
 from stasis.core.gang import Hook, Results
 from stasis.core.plan import Kind, Spec, Timing
 from stasis.core.steps import Step
-from stasis.errors import CheckpointFailed, Finding, Refused, RestoreFailed, StasisError, UsageError
+from stasis.errors import CheckpointFailed, Finding, Refused, ResourceShort, RestoreFailed, StasisError, UsageError
 from stasis.local.gang import LocalGang
 from stasis.local.operation import LocalAgent, Report
 from stasis.store.checkpoint import open_checkpoint, publish
@@ -161,10 +161,12 @@ class LocalOperator:
 
 
 def failure(report: Report, kind: type[StasisError]) -> StasisError:
-    """The error that an operation's first failure stands for."""
+    """The error that an operation's first failure stands for: what was short before anything happened, or `kind`."""
     first = next(iter(report.failures), None)
     if first is None:
         return kind(f"{report.kind} ended as {report.outcome}")
     if first.reason == "Refused" and (found := first.detail.get("findings")):
         return Refused([Finding(**finding) for finding in found])
+    if first.reason == ResourceShort.__name__ and first.step in (Step.PREPARE, Step.PLACE):
+        return ResourceShort(f"rank {first.rank}: {first.message}", remedy=first.remedy)
     return kind(str(first))
