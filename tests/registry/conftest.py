@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -107,14 +107,16 @@ class Seen:
     path: str
     size: int  # of the body as announced
     status: int  # 0: cut
+    at: float = field(default_factory=time.monotonic)
 
 
 class Proxy:
-    """Forwards HTTP to a registry. `fault(method, path)` says what to do to a request: None, a (status, headers) to
-    answer instead, or ("cut", n) to break the connection after n bytes of its body (of the response's, for GET)."""
+    """Forwards HTTP to a registry. `fault(request)` says what to do to a request: None, a (status, headers) or (status,
+    headers, body) to answer instead, or ("cut", n) to break the connection after n bytes of its body (of the
+    response's, for GET)."""
 
     def __init__(self, registry: Registry) -> None:
-        self.fault: Callable[[str, str], Any] = lambda method, path: None
+        self.fault: Callable[[BaseHTTPRequestHandler], Any] = lambda request: None
         self.seen: list[Seen] = []
         self.lock = threading.Lock()
         proxy = self
@@ -151,18 +153,20 @@ class Proxy:
         with self.lock:
             seen = Seen(client.command, client.path, size, 0)
             self.seen.append(seen)
-            fault = self.fault(client.command, client.path)
+            fault = self.fault(client)
         if fault and fault[0] != "cut":
             client.rfile.read(size)
             seen.status = fault[0]
             client.send_response(fault[0])
-            for name, value in {"Content-Length": "0", **fault[1]}.items():
+            body = fault[2] if len(fault) > 2 else b""
+            for name, value in {"Content-Length": str(len(body)), **fault[1]}.items():
                 client.send_header(name, value)
             client.end_headers()
+            client.wfile.write(body)
             return
         try:
             self.forward(client, port, size, fault[1] if fault else None, seen)
-        except OSError:
+        except (OSError, HTTPException):
             client.close_connection = True
 
     def forward(self, client: BaseHTTPRequestHandler, port: int, size: int, cut: int | None, seen: Seen) -> None:
@@ -182,15 +186,19 @@ class Proxy:
                 client.connection.shutdown(socket.SHUT_RDWR)
                 return
             response = upstream.getresponse()
-            body = b"" if client.command == "HEAD" else response.read()
             seen.status = response.status
             client.send_response(response.status)
             for name, value in response.getheaders():
                 if name.lower() not in ("connection", "transfer-encoding", "date", "content-length"):
                     client.send_header(name, value)
+            chunked = response.getheader("Content-Length") is None and client.command != "HEAD"
+            body = response.read() if chunked else b""
             client.send_header("Content-Length", response.getheader("Content-Length") or str(len(body)))
             client.end_headers()
-            client.wfile.write(body if cut is None else body[:cut])
+            client.wfile.flush()
+            if client.command != "HEAD":
+                body = body or response.read()
+                client.wfile.write(body if cut is None else body[:cut])
             if cut is not None:
                 client.close_connection = True
                 client.connection.shutdown(socket.SHUT_RDWR)
