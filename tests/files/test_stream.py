@@ -136,6 +136,13 @@ def test_blocks_are_whole_but_for_the_last(box: Box) -> None:
     assert sum(sizes) % PAGE == 0
 
 
+def test_a_block_that_is_kept_too_long_is_an_error_and_not_other_bytes(box: Box) -> None:
+    (box.root / "ed/big").write_bytes(os.urandom(3 << 20))
+    kept = list(capture(area(box)))
+    with pytest.raises(ValueError, match="released"):
+        bytes(kept[0])
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_filled_up_and_told(box: Box) -> None:
     """Only another container can do this to an area whose own container is frozen."""
     (box.root / "ed/a").write_bytes(b"a" * (3 << 20))
