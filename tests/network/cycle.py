@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.network.lab import Gang, Pod
 
 from stasis.agent.criu_images import ImageCodec
-from stasis.agent.network import diag, images, lock, options
+from stasis.agent.network import diag, images, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.core.connections import Connection, FourTuple, IpAddress, Mended, address, mend
@@ -27,7 +27,7 @@ class Captured:
 
 
 def gang_addresses(gang: Gang) -> set[IpAddress]:
-    return {address(a) for a in gang.addresses}
+    return {address(a) for a in (*gang.addresses, *gang.moved)}
 
 
 @contextlib.contextmanager
@@ -92,11 +92,25 @@ def capture(gang: Gang, codec: ImageCodec, name: str, *, drained: bool = True, l
     return Captured(folders, tables, mended, saved, in_flight)
 
 
-def resume(gang: Gang, captured: Captured, addresses: Sequence[str] | None = None, *, locked: bool = True) -> int:
-    """Restore into fresh pods at `addresses`, release the connections, let the ranks run."""
-    gang.pods[:] = [Pod(gang.switch, [a.removeprefix("::ffff:")]) for a in addresses or gang.addresses]
+def resume(
+    gang: Gang, captured: Captured, moved: Sequence[str] = (), *, locked: bool = True, codec: ImageCodec | None = None
+) -> int:
+    """Restore into fresh pods, release the connections, let the ranks run. The time of the release in ns.
+
+    The pods have the gang's addresses, or those of `moved`: then the gang's are translated.
+    """
+    gang.moved[:] = moved
+    gang.pods[:] = [Pod(gang.switch, [a.removeprefix("::ffff:")]) for a in moved or gang.addresses]
     everywhere = gang_addresses(gang)
+    places = {address(old): address(new) for old, new in zip(gang.addresses, moved or gang.addresses, strict=True)}
+    translate.check({rank: {old: new} for rank, (old, new) in enumerate(places.items())})
     for rank, pod in enumerate(gang.pods):
+        if codec:
+            own = address(gang.addresses[rank])
+            peers = {old: new for old, new in places.items() if old != own}
+            bound = images.bound(codec, lambda n, r=rank: (captured.folders[r] / n).read_bytes())
+            tuples = [c.ends for c in captured.connections[rank]]
+            translate.translate(pod.netns_fd, {own: places[own]}, peers, tuples, bound)
         if locked:
             lock.lock(pod.netns_fd, everywhere, local_and_outside(captured, rank))
     for pod, folder in zip(gang.pods, captured.folders, strict=True):

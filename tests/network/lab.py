@@ -241,6 +241,7 @@ class Gang:
     spec: str
     addresses: list[str]  # what the ranks call each other
     switch: Bridge | SlowSwitch
+    moved: list[str] = field(default_factory=list)  # the pods' own addresses, where they are others
     pods: list[Pod] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     epoch: int = 0

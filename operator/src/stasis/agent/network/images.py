@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from stasis.agent.criu_images import ImageCodec
+from stasis.agent.network.translate import Bound
 from stasis.core.connections import Connection, Fix, FourTuple, IpAddress, State, address
 from stasis.errors import Corrupt
 
-_IPPROTO_TCP, _SOCK_STREAM = 6, 1
+_IPPROTO_TCP, _IPPROTO_UDP, _SOCK_STREAM = 6, 17, 1
 _AF_INET = 2
 _WINDOWS = ("snd_wnd", "max_window", "rcv_wnd", "rcv_wup")
 
@@ -24,10 +26,7 @@ def connections(codec: ImageCodec, read: Callable[[str], bytes]) -> list[Connect
     Raises Corrupt when the images are no images.
     """
     found = []
-    for entry in codec.load("files.img", read("files.img")).messages:
-        if not entry.HasField("isk"):
-            continue
-        s = entry.isk
+    for s in _inet_sockets(codec, read):
         if s.proto != _IPPROTO_TCP or s.type != _SOCK_STREAM or not s.dst_port:
             continue
         local, remote = (_address(s.family, words) for words in (s.src_addr, s.dst_addr))
@@ -65,6 +64,22 @@ def apply(codec: ImageCodec, data: bytes, fix: Fix) -> bytes:
         if (value := getattr(fix, field)) is not None:
             setattr(q, field, value)
     return codec.dump(image)
+
+
+def bound(codec: ImageCodec, read: Callable[[str], bytes]) -> list[Bound]:
+    """The sockets of one dump that wait at an address of their own: TCP listeners, and UDP. For the translation."""
+    found = []
+    for s in _inet_sockets(codec, read):
+        where = _address(s.family, s.src_addr)
+        if s.proto == _IPPROTO_TCP and s.state == State.LISTEN:
+            found.append(Bound("tcp", where, s.src_port))
+        elif s.proto == _IPPROTO_UDP and s.src_port:
+            found.append(Bound("udp", where, s.src_port))
+    return [b for b in found if not b.address.is_unspecified]
+
+
+def _inet_sockets(codec: ImageCodec, read: Callable[[str], bytes]) -> Iterator[Any]:
+    return (e.isk for e in codec.load("files.img", read("files.img")).messages if e.HasField("isk"))
 
 
 def _address(family: int, words: list[int]) -> IpAddress:
