@@ -55,12 +55,12 @@ class Pod:
         (folder / "program.py").write_text(PRELUDE + textwrap.dedent(program))
         self.folder = folder
         out, inherited = os.pipe()
-        inside = 'mkdir mqueue; mount -t mqueue q mqueue; mount -t tmpfs shm /dev/shm; ip link set lo up; exec "$@"'
+        mounts = "mkdir mqueue; mount -t mqueue q mqueue; mount -t tmpfs shm /dev/shm"
+        inside = f'{mounts}; ip link set lo up; exec "$@" </dev/null'  # opened inside, as runtimes do
         namespaces = ["--fork", "--kill-child", "--pid", "--mount-proc", "--ipc", "--uts", "--net"]
         command = [str(init), "run", "--deny", "none", "--volume", str(folder), "--"]
         self.process = subprocess.Popen(
             ["unshare", *namespaces, "sh", "-c", inside, "sh", *command, sys.executable, "-SE", f"{folder}/program.py"],
-            stdin=subprocess.DEVNULL,
             stdout=inherited,
             stderr=inherited,
             cwd=folder,

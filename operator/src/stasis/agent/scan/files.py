@@ -42,10 +42,10 @@ def observe(tree: Tree) -> Iterator[Observation]:
                     "a packet pipe (O_DIRECT) cannot be checkpointed",
                     "make the pipe without O_DIRECT, or use a UNIX socket of type SOCK_SEQPACKET",
                 )
-        elif descriptor.mode in (stat.S_IFCHR, stat.S_IFBLK):
-            yield from _device(process, descriptor, masters)
         elif target.startswith("/"):
             yield from _path(tree, process, descriptor, mounts)
+            if descriptor.mode in (stat.S_IFCHR, stat.S_IFBLK):
+                yield from _device(process, descriptor, masters)
     yield from _eventpolls(tree)
     yield from _half_pipes(tree, stdio)
     yield from _fifos(tree)

@@ -43,7 +43,7 @@ def observe(tree: Tree) -> Iterator[Observation]:
             yield Observation.of(
                 process,
                 descriptor.where,
-                f"a netlink socket holds data that the program has not read ({unread} bytes of kernel memory)",
+                "a netlink socket holds data that the program has not read",
                 "read the answer to its end (NLMSG_DONE), or close the socket after use",
                 settles=True,
             )
@@ -107,7 +107,7 @@ def _tcp(tree: Tree, owners: Owners, table: list[diag.TcpSocket]) -> Iterator[Ob
             yield Observation.of(
                 process,
                 where,
-                f"{one.backlog} connection(s) wait to be accepted at this TCP socket",
+                "connections wait to be accepted at this TCP socket",
                 _ACCEPT_REMEDY,
                 settles=True,
             )
