@@ -4,6 +4,7 @@ Works with cgroup v1, v2 and both at once (hybrid). A hierarchy goes by the name
 controllers ("freezer", "name=systemd"); the unified one of v2 by "". Standard library only: the guardian imports it.
 """
 
+import contextlib
 import os
 import re
 
@@ -47,6 +48,14 @@ def move(pid: int, group: str) -> None:
         os.write(fd, str(pid).encode())
     finally:
         os.close(fd)
+
+
+def move_all(groups: dict[int, str]) -> None:
+    """Put processes into groups, by pid; what is gone is left out. Empties `groups`."""
+    while groups:
+        pid, group = groups.popitem()
+        with contextlib.suppress(OSError):
+            move(pid, group)
 
 
 def outlive(name: str) -> None:

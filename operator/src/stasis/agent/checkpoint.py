@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stasis.agent import lookup, proctree, scan
+from stasis.agent import attributes, cgroups, lookup, nested, proctree, scan
 from stasis.agent.capture import Captured, capture_tree
-from stasis.agent.freezer import Freezer
+from stasis.agent.files.volumes import open_files
+from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.lookup import Root
+from stasis.agent.needs import needs
 from stasis.agent.network import lock, options
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
@@ -46,7 +47,7 @@ class CheckpointRank:
         self._captured: Captured | None = None
         self._sockets: TcpSockets | None = None
         self._options: options.Options = {}
-        self._stopped: list[int] = []
+        self._gathered: list[dict[str, Any]] = []  # groups that gathering takes the tree out of
         self._netns: int | None = None
         self._freezer: Freezer | None = None
         self._manifest: dict[str, Any] | None = None
@@ -107,11 +108,13 @@ class CheckpointRank:
         except ProcessLookupError as gone:
             raise CheckpointFailed(f"rank {job.rank} has nothing to checkpoint: {gone}") from gone
         _, root, freezer = self.tree
-        pids = freezer.gather(root.pid)
-        size = sum(resident(pid) for pid in pids)
+        groups = nested.nested_groups(self._pid1, root, job.container_id)
+        self._gathered = [group for group in groups if group["hierarchy"] == HIERARCHY[freezer.version]]
+        freezer.gather(root.pid)
+        self._needs = needs(self._pid1, root)
         if not job.releases:
-            self.node.buffers.reserve(size)
-        return {"root": {"pid": self._root.pid, "start": self._root.start}, "resident": size, "processes": len(pids)}
+            self.node.buffers.reserve(self._needs.total)
+        return {"root": {"pid": self._root.pid, "start": self._root.start}, "needs": self._needs.as_dict()}
 
     def _find(self) -> None:
         self._pid1 = lookup.find_pid1(self.job.container_id)
@@ -157,6 +160,9 @@ class CheckpointRank:
         if self._captured is None:
             pid1, root, freezer = self.tree
             inner = lookup.inner_pids(root.pid)[-1]
+            self._attributes = attributes.attributes(pid1, root.pid)
+            self._groups = self._gathered + nested.nested_groups(pid1, root, self.job.container_id)
+            self._open_on_volumes = open_files(pid1, self._pids, ["/dev/shm", *self.job.volumes])
             self._captured = capture_tree(
                 self.node, self._criu, pid1, inner, freezer.fd, self.job, timeout=DUMP_SECONDS
             )
@@ -177,6 +183,7 @@ class CheckpointRank:
             with contextlib.suppress(OSError):
                 write_word(self._pid1, "state", "running")
             self._freezer.thaw()
+            cgroups.move_all(self._freezer.nested)
         return {}
 
     # Durable.
@@ -227,6 +234,10 @@ class CheckpointRank:
             stdio=captured.stdio,
             areas={name: area.data for name, area in captured.area_sizes.items()},
             stopped=tuple(self._stopped),
+            attributes=tuple(self._attributes),
+            cgroups=tuple(self._groups),
+            open_on_volumes=tuple(file.as_dict() for file in self._open_on_volumes),
+            huge_pages={str(size): count for size, count in self._needs.huge_pages.items()},
             connections=tuple(c.as_dict() for c in captured.connections),
             fixes=args.get("fixes", {}),
             outside=tuple(args.get("outside", ())),
@@ -259,10 +270,3 @@ class CheckpointRank:
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None
-
-
-def resident(pid: int) -> int:
-    """Bytes of a process's memory that a dump may hold; 0 where it is gone."""
-    text = proctree.read(pid, pid, "smaps_rollup")
-    found = re.findall(r"^(?:Pss_Anon|Pss_Shmem|Swap|Private_Dirty):\s+(\d+) kB", text, re.MULTILINE)
-    return sum(int(kib) << 10 for kib in found)

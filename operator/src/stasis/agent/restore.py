@@ -16,16 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stasis.agent import cgroups, lookup, provision
+from stasis.agent import attributes, cgroups, lookup, nested, provision
 from stasis.agent.criu import container_cgroups
 from stasis.agent.files.areas import require_room
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
-from stasis.agent.files.volumes import volume_points
+from stasis.agent.files.volumes import Difference, VolumeFile, differences, volume_points
 from stasis.agent.files.worker import lay_in_child
-from stasis.agent.freezer import Freezer
+from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.launch import enter
 from stasis.agent.names import set_hostname
+from stasis.agent.needs import require_huge_pages
 from stasis.agent.network import diag, images, lock, options
 from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
@@ -36,7 +37,7 @@ from stasis.core import connections
 from stasis.core.connections import Fix
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
-from stasis.errors import RestoreFailed, UsageError
+from stasis.errors import Corrupt, RestoreFailed, UsageError
 from stasis.store.connect import open_repository
 from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
 from stasis.store.reader import RankReader
@@ -56,6 +57,7 @@ class RestoreRank:
         self._gate: Gate | None = None
         self._netns: int | None = None
         self._freezer: Freezer | None = None
+        self._moves: dict[int, str] = {}
         self._criu = node.criu()
         self.timings: dict[str, float] = {}
         self._steps: dict[Step, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -119,7 +121,18 @@ class RestoreRank:
         self._bring_init()
         for area, size in self._config.areas.items():
             require_room(self._pid1, area, size)
-        return {"pid1": self._pid1}
+        require_huge_pages(self._config.huge_pages)
+        return {"pid1": self._pid1, "notes": [str(change) for change in self._changed_on_volumes()]}
+
+    def _changed_on_volumes(self) -> list[Difference]:
+        """What others wrote into files that the processes have open: told, since no checkpoint holds it."""
+        try:
+            files = [VolumeFile(**file) for file in self._config.open_on_volumes]
+        except TypeError as error:
+            raise Corrupt(
+                f"the config of rank {self.job.rank} holds a file on a volume that is none: {error}"
+            ) from None
+        return differences(self._pid1, files)
 
     def _bring_init(self) -> None:
         """The tree was under one build of init, and its keeper maps that very file: have it in our volume."""
@@ -150,6 +163,7 @@ class RestoreRank:
         set_hostname(self._pid1, config.hostname)
         gang = {connections.address(text) for pair in job.addresses.values() for text in pair}
         lock.lock(self._netns, gang, [c.ends for c in config.table()])
+        nested.remake(self._pid1, config.cgroups, job.container_id)
         groups = [str(folder) for folder in set(self._groups())]
         order = sorted(config.areas, key=lambda area: area != "upper")  # mount points of others may lie in the layer
         return {area: self._lay_area(area, groups).as_dict() for area in order}
@@ -205,7 +219,10 @@ class RestoreRank:
                 os.close(fd)
         self._root = self._find_restored()
         self._freeze()
-        return {"root": {"pid": self._root.pid, "start": self._root.start}}
+        hierarchy = HIERARCHY[self._freezer.version]
+        self._moves = nested.rejoin(pid1, self._root, config.cgroups, self.job.container_id, freezer=hierarchy)
+        notes = attributes.reapply(pid1, self._root.pid, config.attributes)
+        return {"root": {"pid": self._root.pid, "start": self._root.start}, "notes": notes}
 
     def _sources(self) -> dict[str, Callable[[int], None]]:
         """What CRIU may ask for: small images from memory, some of them changed, long ones from the store."""
@@ -276,6 +293,7 @@ class RestoreRank:
         write_word(self._pid1, "word", f"restored {self._config.root}")
         write_word(self._pid1, "state", "running")
         self._freezer.thaw()
+        cgroups.move_all(self._moves)
         self._close()
         return {}
 

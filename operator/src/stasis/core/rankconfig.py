@@ -43,6 +43,7 @@ class RankConfig:
     options: Mapping[str, Any] = field(default_factory=dict)  # `pid/fd` of a socket -> options that CRIU does not carry
     listening: tuple[int, ...] = ()  # TCP ports
     open_on_volumes: tuple[Mapping[str, Any], ...] = ()  # files on volumes that are not carried
+    huge_pages: Mapping[str, int] = field(default_factory=dict)  # size of a page in bytes -> pages in use
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds, by step
     sizes: Mapping[str, int] = field(default_factory=dict)  # bytes
