@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stasis.agent import names
+from stasis.agent import lookup, names, proctree
 from stasis.agent.criu import Criu
+from stasis.agent.files import remaps
 from stasis.agent.files.capture import Capture as AreaCapture
 from stasis.agent.files.capture import areas, capture
 from stasis.agent.network import images
@@ -113,8 +114,10 @@ def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Str
         connections=images.connections(node.codec, read),
         listening=sorted(set(listening)),
     )
+    processes = {lookup.inner_pids(pid)[-1]: pid for pid in proctree.walk(lookup.find_root(pid1).pid)}
+    links = remaps.links(node.codec, streams, read, processes)
     for area in areas(pid1, job.volumes):
-        reading = capture(area)
+        reading = capture(area, links)
         captured.area_sizes[area.name] = reading
         if job.releases:
             captured.areas[area.name] = lambda reading=reading: reading  # type: ignore[misc]
