@@ -64,6 +64,9 @@ def test_bytes_in_flight_are_lost_without_the_lock(start_gang: StartGang, codec:
     with pytest.raises(AssertionError):
         gang.gap_ms(start, timeout=4)
         gang.finish()
+    missing = [name for name, row, other in gang.pairs() if row["sent"] != other["received"]]
+    assert gang.errors() or missing
+    print(f"without the lock: {gang.errors()}, bytes missing on {missing}")
 
 
 def test_a_gang_that_goes_on_is_hardly_delayed(start_gang: StartGang) -> None:

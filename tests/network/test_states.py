@@ -36,6 +36,10 @@ def pods(gang: Gang, addresses: list[str]) -> list[Pod]:
     return gang.pods
 
 
+def dropping(pod: Pod, rule: str) -> None:
+    nft.run(pod.netns_fd, nft.table("inet dropping", nft.chain("input", "filter", "input", 0, [rule])))
+
+
 @pytest.mark.parametrize("addresses", [["10.99.0.1", "10.99.0.2"], ["fd99::1", "fd99::2"]])
 def test_every_state_of_a_connection_survives(gang: Gang, codec: ImageCodec, addresses: list[str]) -> None:
     logs = [gang.folder / "client", gang.folder / "server"]
@@ -59,6 +63,44 @@ def test_every_state_of_a_connection_survives(gang: Gang, codec: ImageCodec, add
         lines = log.read_text().splitlines()
         assert not [line for line in lines if "WRONG" in line]
         assert lines[-1] == "done", lines
+
+
+PATIENT = """
+import os, socket, sys, time
+if sys.argv[1] == "server":
+    held = socket.create_server(("10.99.0.1", 7000)).accept()
+else:
+    s = socket.create_connection(("10.99.0.1", 7000))
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 300)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        s.setsockopt(socket.IPPROTO_TCP, option, 1)
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2] + "/go"):
+    time.sleep(0.02)
+if sys.argv[1] == "server":
+    held[0].sendall(held[0].recv(5))
+else:
+    s.sendall(b"hello")
+    print(s.recv(5).decode(), s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), end=" ")
+    print(s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), flush=True)
+"""
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_timeouts_do_not_kill_a_locked_connection_and_are_kept(gang: Gang, codec: ImageCodec, goes_on: bool) -> None:
+    logs = [gang.folder / "server", gang.folder / "client"]
+    for pod, log in zip(pods(gang, ["10.99.0.1", "10.99.0.2"]), logs, strict=True):
+        pod.start(sys.executable, "-c", PATIENT, log.name, gang.folder, log=log)
+        time.sleep(0.3)
+    eventually(lambda: all(log.read_text() == "ready\n" for log in logs), "both are ready")
+    if goes_on:
+        with cycle.quiet(gang):
+            time.sleep(3.5)
+    else:
+        cycle.resume(gang, cycle.capture(gang, codec, "dump"))
+    (gang.folder / "go").touch()
+    eventually(lambda: logs[1].read_text() == "ready\nhello 300 1\n", "the answer, and the options as they were")
 
 
 UNACCEPTED = """
@@ -90,16 +132,23 @@ time.sleep(1000)
 ACCEPTED = UNACCEPTED.replace('print("ready"', 'print("ready", flush=True); held = listener.accept(); print(""')
 
 
+NO_ACK = "tcp dport 7000 tcp flags & syn == 0 drop"
+
+
 @pytest.mark.parametrize(
-    ("server", "client", "rank", "cause"),
+    ("server", "client", "rank", "drop", "cause"),
     [
-        (UNACCEPTED, CLIENT, 0, "has not accepted it yet"),
-        (ACCEPTED, CLOSED, 1, "has closed it, [0-9]+ bytes are still to be delivered"),
+        (UNACCEPTED, CLIENT, 0, NO_ACK, "is being opened"),
+        (UNACCEPTED, CLIENT, 0, "", "has not accepted it yet"),
+        (ACCEPTED, CLOSED, 1, "", "has closed it, [0-9]+ bytes are still to be delivered"),
     ],
 )
-def test_what_no_process_holds_is_found_and_named(gang: Gang, server: str, client: str, rank: int, cause: str) -> None:
+def test_what_no_process_holds_is_found_and_named(
+    gang: Gang, server: str, client: str, rank: int, drop: str, cause: str
+) -> None:
     """CRIU would leave these out, and the other end would lose data or wait for ever."""
-    for pod, program in zip(pods(gang, ["10.99.0.1", "10.99.0.2"]), (server, client), strict=True):
+    dropping(pods(gang, ["10.99.0.1", "10.99.0.2"])[0], drop)
+    for pod, program in zip(gang.pods, (server, client), strict=True):
         log = gang.folder / f"log{len(list(gang.folder.iterdir()))}"
         pod.start(sys.executable, "-c", program, log=log)
         eventually(lambda log=log: "ready" in log.read_text(), "ready")

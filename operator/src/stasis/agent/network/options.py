@@ -1,6 +1,7 @@
 """Socket options that CRIU does not carry: read at a dump, set again after the restore.
 
-TCP_USER_TIMEOUT is also switched off while a tree is frozen and its network locked: it would kill the connections.
+TCP_USER_TIMEOUT and keepalives are also switched off while a tree is frozen and its network locked: they would kill the
+connections. (CRIU carries SO_KEEPALIVE, but switched off.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _OPTIONS = {
     "TCP_LINGER2": (_TCP, socket.TCP_LINGER2),
     "TCP_NOTSENT_LOWAT": (_TCP, socket.TCP_NOTSENT_LOWAT),
     "TCP_DEFER_ACCEPT": (_TCP, socket.TCP_DEFER_ACCEPT),
+    "SO_KEEPALIVE": (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
 }
 
 Options = dict[str, dict[str, int]]  # by "pid/fd" in the tree, and the option's name; for JSON
@@ -29,9 +31,10 @@ def read(sockets: Iterable[TcpSocket]) -> Options:
 
 
 def hold(sockets: Iterable[TcpSocket]) -> None:
-    """Switch TCP_USER_TIMEOUT off, so that no connection dies of the freeze. Read the options before."""
+    """Switch off what would let connections die of the freeze. `read` the options before, `write` them after."""
     for s in sockets:
-        s.socket.setsockopt(*_OPTIONS["TCP_USER_TIMEOUT"], 0)
+        for name in ("TCP_USER_TIMEOUT", "SO_KEEPALIVE"):
+            s.socket.setsockopt(*_OPTIONS[name], 0)
 
 
 def write(sockets: Iterable[TcpSocket], options: Mapping[str, Mapping[str, int]]) -> None:
