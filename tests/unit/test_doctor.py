@@ -52,7 +52,7 @@ def test_nothing_is_left_behind() -> None:
     def seen() -> tuple[object, ...]:
         links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
         rules = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
-        groups = [str(path) for path in Path("/sys/fs/cgroup").rglob("*doctor*")]
+        groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"stasis-doctor-{os.getpid()}")]
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         return "doctor" in links, "doctor" in rules, groups, mounts.count("/run")
 
