@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stasis.agent.criu_images import ImageCodec
@@ -54,10 +54,12 @@ def connections(codec: ImageCodec, read: Callable[[str], bytes]) -> list[Connect
 
 
 def apply(codec: ImageCodec, data: bytes, fix: Fix) -> bytes:
-    """The image of a connection's queues, mended."""
+    """The image of a connection's queues, mended. Raises Corrupt when the fix is not for this image."""
     image = codec.load("tcp-stream", data)
     entry = image.entries[0]
     q = entry.message
+    if fix.cut + fix.outq_len != q.outq_len:
+        raise Corrupt(f"a connection's send queue has {q.outq_len} bytes, not {fix.cut} + {fix.outq_len}")
     entry.extra = entry.extra[: q.inq_len] + entry.extra[q.inq_len + fix.cut :]
     q.outq_len = q.unsq_len = fix.outq_len
     for field in _WINDOWS:
@@ -82,6 +84,9 @@ def _inet_sockets(codec: ImageCodec, read: Callable[[str], bytes]) -> Iterator[A
     return (e.isk for e in codec.load("files.img", read("files.img")).messages if e.HasField("isk"))
 
 
-def _address(family: int, words: list[int]) -> IpAddress:
+def _address(family: int, words: Sequence[int]) -> IpAddress:
     data = b"".join(word.to_bytes(4, "little") for word in words)
-    return address(data[:4] if family == _AF_INET else data)
+    try:
+        return address(data[:4] if family == _AF_INET else data)
+    except ValueError:
+        raise Corrupt(f"files.img: a socket's address has {len(data)} bytes") from None
