@@ -20,23 +20,27 @@ NUMBERS = itertools.count()
 
 
 class Container:
-    """PID 1 with a tree below it (workload.c), in a group of each freezer hierarchy."""
+    """PID 1 with a tree below it (workload.c), in a group of each freezer hierarchy, in a network namespace of its own;
+    `whole`: in all other namespaces too, so that CRIU can dump it."""
 
-    def __init__(self, program: Path, beats: Path, mode: str, count: int, unshare: tuple[str, ...] = ()) -> None:
+    def __init__(self, program: Path, beats: Path, mode: str, count: int, *, whole: bool = False) -> None:
         self.id = f"stasis-test-{os.getpid()}-{next(NUMBERS)}"
         self.beats = beats
         self.groups = {version: root / self.id for version, root in ROOTS.items()}
         for group in self.groups.values():
             group.mkdir()
         join = "".join(f"echo $$ > {group}/cgroup.procs; " for group in self.groups.values())
+        spaces = ["--mount", "--ipc", "--uts", "--pid", "--fork", "--mount-proc"] if whole else []
+        unshare = ["unshare", "--net", *spaces, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
         self.process = subprocess.Popen(
             ["sh", "-c", join + 'exec "$@"', "sh", *unshare, str(program), str(beats), mode, str(count)],
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
         )
         assert self.process.stdout is not None
-        self.root = int(self.process.stdout.readline())  # as the container sees it
-        self.pid1 = self.process.pid
+        self.inner = int(self.process.stdout.readline())  # the root's pid as the container sees it
+        self.pid1 = child(self.process.pid) if whole else self.process.pid
+        self.root = child(self.pid1) if whole else self.inner
         assert wait(lambda: sum(word > 0 for word in self.words()) >= (count if mode != "stuck" else 1))
 
     def words(self) -> tuple[int, ...]:
@@ -65,6 +69,11 @@ class Container:
             remove_group(group, version)
         self.process.stdout.close()  # type: ignore[union-attr]
         self.process.wait()
+
+
+def child(pid: int) -> int:
+    """A process's only child."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def wait(condition: Callable[[], object], timeout: float = 20.0) -> bool:
@@ -119,7 +128,7 @@ def container(workload: Path, tmp_path: Path) -> Iterator[Callable[..., Containe
     """Starts containers: `container(mode, count)`; afterwards nothing of them is left, whatever the test did."""
     made: list[Container] = []
 
-    def start(mode: str = "beat", count: int = 4, **options: tuple[str, ...]) -> Container:
+    def start(mode: str = "beat", count: int = 4, **options: bool) -> Container:
         made.append(Container(workload, tmp_path / f"beats{len(made)}", mode, count, **options))
         return made[-1]
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.guardian.dump import dump
 
 from stasis.agent import cgroups, proctree
 from stasis.agent.freezer import Freezer, GroupGone
 from stasis.errors import CheckpointFailed, DeadlineExceeded, UsageError
 
 pytestmark = pytest.mark.root
-TOOLS = Path(__file__).parents[2] / "tools"
 Start = Callable[..., Any]
 
 
@@ -187,30 +186,14 @@ def test_environment_chooses_the_version(container: Start, monkeypatch: pytest.M
 
 @pytest.mark.criu
 def test_criu_dump_leaves_the_tree_frozen(container: Start, version: Any, tmp_path: Path) -> None:
-    bundle = subprocess.run([TOOLS / "criu.sh"], capture_output=True, text=True, check=True).stdout.strip()
-    box = container("beat", 3, unshare=("unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--mount-proc"))
-    pid1 = int(Path(f"/proc/{box.pid1}/task/{box.pid1}/children").read_text())
-    keeper = int(Path(f"/proc/{pid1}/task/{pid1}/children").read_text())
+    box = container("beat", 3, whole=True)
     images = tmp_path / "images"
     images.mkdir()
-    with Freezer.of(pid1, version=version) as freezer:
-        freezer.gather(keeper)
+    with Freezer.of(box.pid1, version=version) as freezer:
+        freezer.gather(box.root)
         pids = freezer.freeze()
         before = box.words()
-        program, folder = (os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (bundle, images))
-        arguments = f"""-t {pid1} -m -i -u -p -- /proc/self/fd/{program}/ld-linux-x86-64.so.2
-            --library-path /proc/self/fd/{program} /proc/self/fd/{program}/criu dump
-            -t {box.root} -D /proc/self/fd/{folder} --no-default-config --lib /proc/self/fd/{program}/lib
-            --freeze-cgroup /proc/self/fd/{freezer.fd} --leave-running
-            --manage-cgroups=ignore -v3 -o dump.log"""
-        try:
-            fds = (program, folder, freezer.fd)
-            subprocess.run(["/usr/bin/nsenter", *arguments.split()], pass_fds=fds, env={}, check=True)
-        except subprocess.CalledProcessError:
-            pytest.fail((images / "dump.log").read_text()[-3000:])
-        finally:
-            for fd in (program, folder):
-                os.close(fd)
+        assert dump(box.pid1, box.inner, freezer.fd, images).wait() == 0, (images / "dump.log").read_text()[-3000:]
         assert len(list(images.glob("core-*.img"))) == 4
         assert freezer.state() == "frozen"
         assert freezer.pids() == pids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.guardian.conftest import ROOTS, Container, try_rmdir, wait
+from tests.guardian.dump import dump
 
 from stasis.agent import cgroups, proctree
 from stasis.agent.freezer import Freezer
@@ -123,7 +125,7 @@ class Bench:
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, container: Callable[..., Container], tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(container("beat", 3, unshare=("unshare", "--net")), tmp_path, getattr(request, "param", "v1"))
+    made = Bench(container("beat", 3), tmp_path, getattr(request, "param", "v1"))
     yield made
     made.close()
 
@@ -163,8 +165,7 @@ def test_released_tree_is_the_agents_to_kill(bench: Bench) -> None:
 @pytest.mark.parametrize("words", [("arm",), ("arm", "freeze"), ("arm", "freeze", "lock")])
 def test_agent_killed_before_its_vote(bench: Bench, words: tuple[str, ...]) -> None:
     bench.kill(bench.agent(*words))
-    assert wait(lambda: bench.guardians() == [])
-    assert bench.free()
+    assert wait(bench.free)
     assert bench.box.runs()
     assert bench.state.fate("8a5e.0") is Fate.FIRED
     assert bench.state.claim("8a5e.0", Fate.VOTED) is Fate.FIRED
@@ -185,6 +186,13 @@ def test_agent_killed_after_its_vote(bench: Bench, verdict: Verdict) -> None:
     assert bench.free()
     assert bench.box.runs()
     assert bench.state.fate("8a5e.0") is Fate.VOTED
+
+
+def test_guardian_of_a_killed_agent_ends(bench: Bench) -> None:
+    bench.kill(bench.agent("arm", "freeze", "lock"))
+    assert wait(lambda: bench.guardians() == [])
+    assert bench.free()
+    assert "the freeze is over" in bench.log()
 
 
 def test_vote_outlasts_the_deadline(bench: Bench) -> None:
@@ -242,8 +250,7 @@ def test_guardian_killed_is_noticed_and_replaced(bench: Bench) -> None:
     assert bench.tell(agent, "ensure") == "True"
     assert bench.guardians() not in ([], [first])
     bench.kill(agent)
-    assert wait(lambda: bench.guardians() == [])
-    assert bench.free()
+    assert wait(bench.free)
 
 
 def test_only_a_kill_ends_a_guardian(bench: Bench) -> None:
@@ -269,8 +276,8 @@ def test_end_of_the_agents_cgroup_spares_the_guardian(bench: Bench) -> None:
     assert cgroups.membership(guardian)[""] == "/stasis-guardian"
     (group / "cgroup.kill").write_text("1")
     agent.wait()
-    assert wait(lambda: bench.guardians() == [])
-    assert bench.free()
+    assert wait(bench.free)
+    assert bench.guardians() == [guardian]
     assert bench.box.runs()
 
 
@@ -278,6 +285,7 @@ def test_container_deleted_while_frozen(bench: Bench) -> None:
     bench.agent("arm", "freeze", "lock", "vote")
     bench.box.remove()
     assert wait(lambda: bench.guardians() == [])
+    assert not lock.is_locked(bench.netns)
 
 
 def test_full_disk_keeps_nothing_frozen(bench: Bench) -> None:
@@ -292,8 +300,7 @@ def test_full_disk_keeps_nothing_frozen(bench: Bench) -> None:
                 file.write(bytes(4096))
         assert "ResourceShort" in bench.tell(agent, "vote")
         bench.kill(agent)
-        assert wait(lambda: bench.guardians() == [])
-        assert bench.free()
+        assert wait(bench.free)
         assert bench.state.fate("8a5e.0") is Fate.FIRED
     finally:
         subprocess.run(["umount", "--lazy", state], check=True)
@@ -322,8 +329,7 @@ def test_traced_tree_in_repair_mode_is_set_free(bench: Bench) -> None:
         assert tracer.stdout is not None
         assert tracer.stdout.readline() == b"traces\n"
         bench.kill(agent)
-        assert wait(lambda: bench.guardians() == [])
-        assert bench.free()
+        assert wait(bench.free)
         assert tracer.wait() == -signal.SIGKILL
         with TcpSockets([holder.pid]) as sockets:
             assert [s.socket.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR) for s in sockets] == [0]
@@ -336,6 +342,34 @@ def test_traced_tree_in_repair_mode_is_set_free(bench: Bench) -> None:
                     process.stdout.close()
         client.close()
         server.close()
+
+
+@both_versions
+@pytest.mark.criu
+def test_criu_and_agent_killed_at_any_instant_of_a_dump(
+    bench: Bench, container: Callable[..., Container], tmp_path: Path
+) -> None:
+    """The tree runs on, and what it says over its connections arrives."""
+    box = bench.box = container("talk", 3, whole=True)
+    os.close(bench.netns)
+    bench.netns = os.open(f"/proc/{box.pid1}/ns/net", os.O_RDONLY)
+    (tmp_path / "images").mkdir()
+    for delay in (0.0, 0.02, 0.05):
+        for kill_criu in (True, False):
+            agent = bench.agent("arm", "freeze", "lock")
+            with bench.freezer as freezer:
+                criu = dump(box.pid1, box.inner, freezer.fd, tmp_path / "images")
+            time.sleep(delay)
+            bench.kill(agent)
+            if kill_criu:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(criu.pid, signal.SIGKILL)
+            criu.wait()
+            assert wait(bench.free)
+            before = box.words()[:3]
+            assert wait(lambda before=before: all(map(int.__gt__, box.words(), before)))
+            kill_guardian(bench)
+            bench.state.forget_tree("8a5e.0")
 
 
 # ------------------------------------------------------------------ a restarted agent

@@ -3,10 +3,11 @@
 // Every process of the tree counts up its own 64-bit word of FILE for as long as it runs. The keeper's pid is printed.
 // Modes: beat (COUNT children that run), storm (COUNT children that fork short-lived children without end), hop (COUNT
 // chains in which each process forks its successor and exits), threads (a process of COUNT threads whose leader has
-// ended), stuck (a child that waits in the kernel uninterruptibly until FILE's last word is set).
+// ended), talk (COUNT processes that each hold both ends of a TCP connection and pass bytes through it), stuck (a child that waits in the kernel uninterruptibly until FILE's last word is set).
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -44,6 +45,21 @@ static void storm(int i) {
 		waitpid(child, NULL, 0);
 		usleep(300);
 	}
+}
+
+static void talk(int i) {
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t length = sizeof at;
+	int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+	char byte = 0;
+	if (bind(listener, (void *)&at, length) || listen(listener, 1) || getsockname(listener, (void *)&at, &length) ||
+	    connect(client, (void *)&at, length))
+		_exit(9);
+	int server = accept(listener, NULL, NULL);
+	close(listener);
+	for (;; usleep(200))
+		if (send(client, &byte, 1, MSG_NOSIGNAL) == 1 && recv(server, &byte, 1, 0) == 1)
+			word[i]++;
 }
 
 static void hop(int i) {
@@ -107,6 +123,7 @@ int main(int argc, char **argv) {
 				if (!strcmp(argv[2], "beat")) beat(i);
 				if (!strcmp(argv[2], "storm")) storm(i);
 				if (!strcmp(argv[2], "hop")) hop(i);
+				if (!strcmp(argv[2], "talk")) talk(i);
 				if (!strcmp(argv[2], "threads")) threads(count);
 				if (!strcmp(argv[2], "stuck")) stuck();
 				_exit(2);

@@ -23,11 +23,13 @@ def _naming(name: str) -> Iterator[None]:
         raise StasisError(f"state file {name}: {refused.strerror}") from refused
 
 
-def replace(folder: int, name: str, data: bytes) -> None:
+def replace(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
     """Write a file whole: after a crash it holds the old bytes or the new ones. One writer per name at a time."""
     temporary = f".{name}.new"
     with _naming(name):
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        fd = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder
+        )
         with open(fd, "wb") as file:
             file.write(data)
             file.flush()

@@ -121,7 +121,7 @@ class Guardian:
                     [*command, self.tree.name, str(agent), str(theirs)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=theirs,
                     pass_fds=(agent, theirs),
                     env={},
                     cwd="/",
@@ -129,9 +129,12 @@ class Guardian:
                 )
             finally:
                 os.close(theirs)
-            answer = os.read(ready, 4096).decode() if _readable(ready, START_LIMIT) else "it does not answer"
+            answer = ""
+            while _readable(ready, START_LIMIT) and (piece := os.read(ready, 4096)):
+                answer += piece.decode(errors="replace")
         if answer != "ready":
-            raise CheckpointFailed(f"rank {self.tree.rank}: its guardian does not start: {answer or 'it ended'}")
+            cause = (answer.strip().splitlines() or ["no answer"])[-1]
+            raise CheckpointFailed(f"rank {self.tree.rank}: its guardian does not start: {cause}")
 
     def _pid(self) -> int:
         """0: there is none."""

@@ -1,11 +1,13 @@
 """The guardian's own process: it lets a frozen tree run on when its agent cannot.
 
-Everything that it needs is imported, opened and tried before the tree is frozen, since the agent's container, and the
-files in it, may be gone when it acts. It starts with `python -I -S`: the standard library and this package alone.
+It carries out `core.guardian`. Everything that it needs is imported, opened and tried before the tree is frozen, since
+the agent's container, and the files in it, may be gone when it acts. It starts with `python -I -S`: the standard
+library and this package alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,109 +16,141 @@ import sys
 import time
 from pathlib import Path
 
-from stasis.agent import cgroups, proctree
-from stasis.agent.freezer import Freezer, GroupGone
-from stasis.agent.journal import Broken, Fate, FrozenTree, StateDir
+from stasis.agent import cgroups, durable, proctree
+from stasis.agent.freezer import Freezer, GroupGone, now
+from stasis.agent.journal import Broken, FrozenTree, StateDir
 from stasis.agent.network import lock
 from stasis.agent.network.sockets import TcpSockets
 from stasis.agent.records import Records
-from stasis.core.records import Verdict, decision_key, release_key
+from stasis.core import machine as m
+from stasis.core.driver import GuardianDriver, Reply
+from stasis.core.guardian import Guardian, State
+from stasis.core.records import Record
+from stasis.errors import StasisError
 
 GROUP = "stasis-guardian"
 POLL = 0.25  # seconds between two looks at the records
 GRACE = 2.0  # seconds in which a CRIU whose agent is gone may let go of the tree by itself
-RETRY_MAX = 5.0
+SETTLE = 3.0  # seconds in which a CRIU that was on its way to the tree when its agent died has shown itself
+VOLUME = "stasis"  # of `node`, which needs more than the standard library
 TCP_REPAIR = 19  # linux/tcp.h
 
 
 class Guard:
-    """One tree's guardian. `agent`: pidfd of the agent that freezes it."""
+    """One tree's guardian: the ports of its machine. `agent`: pidfd of the agent that freezes the tree."""
 
     def __init__(self, state: StateDir, tree: FrozenTree, agent: int) -> None:
         self.state = state
         self.tree = tree
-        self.log_fd = state.log(tree.name)
-        self.records = Records(Path(tree.records))
-        self.freezer = Freezer(tree.cgroup, tree.freezer)
-        self.freezer.state()
-        self.netns = os.open(f"/proc/{tree.pid1}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        lock.is_locked(self.netns)
+        self._log = state.log(tree.name)
+        self._said = ""
+        self._records = Records(Path(tree.records))
+        self._freezer = Freezer(tree.cgroup, tree.freezer)
+        self._freezer.state()
+        self._netns = os.open(f"/proc/{tree.pid1}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        lock.is_locked(self._netns)
+        self._volume = _volume(tree.pid1)
         if proctree.start_time(tree.pid1) != tree.pid1_start:
             raise RuntimeError(f"PID 1 of the container is gone (process {tree.pid1})")
         state.prepare_to_fire(tree.name)
-        self.agent: int | None = agent
-        self.populated = False
-        self.wake, bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        self._agent: int | None = agent
+        self._populated = False
+        self._let_go = False
+        self._orphaned = False
+        self._settled_at = 0.0
+        self._driver = self._drive(tree.deadline / 1e9)
+        self._bell, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def run(self) -> None:
         """Returns when the tree runs and nobody will freeze it again, or when it is gone."""
-        failures = 0
+        self.log(f"guards process {self.tree.root} and its descendants")
         while True:
             try:
+                if self._orphaned:
+                    self._agent_died()
                 if self._gone():
+                    self._unlock()  # a container started anew in its place has the same network
                     self.log("the tree is gone")
                     return
-                if why := self._must_thaw():
-                    self.log(f"thawing: {why}")
-                    self._rescue()
-                    if self.agent is None or self.state.ended(self.tree.name):
-                        self.log("thawed and unlocked")
-                        return
-                    # An agent that was stopped at a bad moment may still freeze it, unaware: stay until it knows.
-                failures = 0
-                self._wait(POLL)
-            except Exception as error:
-                # Whatever it is, giving up would leave the tree frozen for ever.
+                ended = self.state.ended(self.tree.name)
+                if not ended:
+                    self._driver.pump()
+                # It stays for a CRIU that freezes the tree again when it ends, and for an agent that does so unaware.
+                if (ended or self._let_go) and not self._free():
+                    self.rescue()
+                elif (ended or (self._let_go and self._agent is None)) and now() >= self._settled_at:
+                    self.log("the freeze is over")
+                    return
+            except Exception as error:  # whatever it is: to end would leave the tree frozen for ever
                 self.log(f"trying again: {type(error).__name__}: {error}")
-                self._wait(min(POLL * 2**failures, RETRY_MAX))
-                failures = min(failures + 1, 10)
+            self._wait()
 
-    def _gone(self) -> bool:
+    def _drive(self, deadline: float) -> GuardianDriver:
+        return GuardianDriver(Guardian(self.tree.op, deadline, POLL), clock=self, records=self, fate=self, tree=self)
+
+    # Ports.
+
+    def now(self) -> float:
+        return now()
+
+    def claim(self, value: str) -> str:
+        assert value == m.FIRED
+        fate = self.state.fire(self.tree.name)
+        self.log(f"fate: {fate}")
+        return fate
+
+    def fate(self) -> str | None:
+        return self.state.fate(self.tree.name)
+
+    def read(self, key: str, reply: Reply) -> None:
         try:
-            pids = self.freezer.pids()
-        except GroupGone:
-            return True
-        self.populated |= bool(pids)
-        return not pids and (self.populated or proctree.start_time(self.tree.root) != self.tree.root_start)
+            reply(m.RecordIs(key, self._records.read(key)))
+        except StasisError as error:
+            self.log(str(error))
+            reply(m.RecordsDown(key))
 
-    def _must_thaw(self) -> str:
-        """Why the tree is to run on now; empty: it is not."""
-        name = self.tree.name
-        if self.state.ended(name):
-            return "the agent ended the freeze"
-        fate = self.state.fate(name)
-        if fate is None:
-            if self.agent is None:
-                why = "the agent died before its vote"
-            elif time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.tree.deadline:
-                why = "no vote before the deadline"
-            else:
-                return ""
-            fate = self.state.fire(name)
-            if fate is Fate.FIRED:
-                return why
-        if fate is Fate.FIRED:
-            return "given up before"
-        for key in (decision_key(self.tree.op), release_key(self.tree.op)):
-            record = self.records.read(key)
-            if record and record.verdict in (Verdict.ABORT, Verdict.CONTINUE):
-                return f"{record.verdict} is recorded"
-        return ""
+    def create(self, key: str, record: Record, reply: Reply) -> None:
+        reply(m.RecordIs(key, self._records.create(key, record)))
 
-    def _rescue(self) -> None:
+    def rescue(self) -> bool:
         """CRIU off the tree, its connections free, then the tree: each whatever became of the one before, since a tree
-        that runs without its peers is better off than one that is frozen. Raises what went wrong."""
-        problems: list[Exception] = []
+        that runs without its peers is better off than one that is frozen."""
+        done = True
         for step in (self._end_tracers, self._leave_repair, self._unlock, self._thaw):
             try:
                 step()
             except GroupGone:
                 pass
-            except Exception as problem:
-                problems.append(problem)
-        if problems:
-            raise ExceptionGroup("not all undone", problems)
+            except Exception as error:
+                self.log(f"{step.__name__.strip('_')}: {type(error).__name__}: {error}")
+                done = False
+        if done:
+            self.log("thawed and unlocked")
+            self._let_go = True
+        return done
+
+    # Its means.
+
+    def _agent_died(self) -> None:
+        if self.fate() != m.VOTED:
+            # Nothing is worth waiting for: what CRIU was saving lived in the agent.
+            self._settled_at = now() + SETTLE
+            if self._driver.machine.state is State.WATCHING:
+                self._driver = self._drive(now())
+        self._orphaned = False
+        self.log("the agent died")
+
+    def _gone(self) -> bool:
+        try:
+            pids = self._freezer.pids()
+        except GroupGone:
+            return True
+        self._populated |= bool(pids)
+        return not pids and (self._populated or proctree.start_time(self.tree.root) != self.tree.root_start)
+
+    def _free(self) -> bool:
+        return self._freezer.state() == "thawed" and not self._tracers() and not lock.is_locked(self._netns)
 
     def _end_tracers(self) -> None:
         end = time.monotonic() + GRACE
@@ -130,47 +164,62 @@ class Guard:
             time.sleep(0.02)
 
     def _unlock(self) -> None:
-        lock.unlock(self.netns)
-        if lock.is_locked(self.netns):
+        lock.unlock(self._netns)
+        if lock.is_locked(self._netns):
             raise RuntimeError("the network is still locked")
 
     def _thaw(self) -> None:
-        self.freezer.thaw()
-        if self.freezer.state() != "thawed":
+        frozen = self._freezer.state() != "thawed"
+        self._freezer.thaw()
+        if self._freezer.state() != "thawed":
             raise RuntimeError("the tree is still frozen")
+        if frozen and self._volume is not None:
+            with contextlib.suppress(StasisError):  # the volume is full: its probes go on to succeed by our word alone
+                durable.replace(self._volume, "state", b"running\n", 0o644)
 
     def _tracers(self) -> set[int]:
-        pids = self.freezer.pids()
+        pids = self._freezer.pids()
         return {proctree.tracer(pid, task) for pid in pids for task in proctree.tasks(pid)} - {0}
 
     def _leave_repair(self) -> None:
         """A CRIU that was killed leaves the connections mute."""
-        with TcpSockets(self.freezer.pids()) as sockets:
+        with TcpSockets(self._freezer.pids()) as sockets:
             for one in sockets:
                 if one.socket.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
                     one.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
 
-    def _wait(self, seconds: float) -> None:
-        """Until the time is over, the agent dies, or it rings (SIGUSR1)."""
-        left = (self.tree.deadline - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9
-        if left > 0:
-            seconds = min(seconds, left)
+    def _wait(self) -> None:
+        """Until the machine wants to look again, the agent dies, or it rings (SIGUSR1)."""
+        due = self._driver.machine.wake_at
+        seconds = POLL if due is None else min(max(due - now(), 0.01), POLL)
         poll = select.poll()
-        poll.register(self.wake, select.POLLIN)
-        if self.agent is not None:
-            poll.register(self.agent, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        if self._agent is not None:
+            poll.register(self._agent, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(seconds * 1000 + 1)]
-        if self.wake in ready:
-            os.read(self.wake, 4096)
-        if self.agent in ready:
-            self.log("the agent is gone")
-            self.agent = None
+        if self._bell in ready:
+            os.read(self._bell, 4096)
+        if self._agent in ready:
+            self._agent = None
+            self._orphaned = True
 
     def log(self, text: str) -> None:
-        try:
-            os.write(self.log_fd, f"{time.strftime('%FT%TZ', time.gmtime())} {text}\n".encode())
-        except OSError:
-            pass  # a full disk
+        """A line of the log; the same one only once in a row."""
+        if text != self._said:
+            self._said = text
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self._log, f"{time.strftime('%FT%TZ', time.gmtime())} {text}\n".encode())
+
+
+def _volume(pid1: int) -> int | None:
+    """Descriptor of our volume in the container, never through a symlink of the tenant's; None: it has none."""
+    root = os.open(f"/proc/{pid1}/root", os.O_PATH | os.O_DIRECTORY)
+    try:
+        return os.open(VOLUME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    except OSError:
+        return None
+    finally:
+        os.close(root)
 
 
 def detach() -> None:
@@ -184,18 +233,15 @@ def detach() -> None:
     cgroups.outlive(GROUP)
     with open("/proc/self/comm", "w") as comm:
         comm.write(GROUP)
-    try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("-1000")
-    except OSError:
-        pass  # without CAP_SYS_RESOURCE it keeps the agent's
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("-1000")  # without CAP_SYS_RESOURCE it keeps the agent's
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, lambda *_: None)
 
 
 def main() -> None:
-    """`guardian_main STATE-DIR NAME AGENT-PIDFD READY-FD`: says 'ready', or why not, on READY-FD, once."""
+    """`guardian_main STATE-DIR NAME AGENT-PIDFD READY-FD`: writes 'ready' to READY-FD, or why not to standard error."""
     path, name, agent, ready = sys.argv[-4], sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1])
     os.set_inheritable(agent, False)
     try:
@@ -207,9 +253,9 @@ def main() -> None:
         guard = Guard(state, tree, agent)
         state.write("guardian", name, {"pid": os.getpid(), "start": proctree.start_time(os.getpid())})
     except Exception as error:
-        os.write(ready, f"{type(error).__name__}: {error}".encode())
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
+    os.dup2(0, 2)
     os.write(ready, b"ready")
     os.close(ready)
-    guard.log(f"guards process {tree.root} and its children")
     guard.run()
