@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE = 4096
-MIN_PAGES = 4
-MAX_PAGES = 64
+MIN_PAGES = 2
+MAX_PAGES = 32
 MAX_CHUNK = MAX_PAGES * PAGE
-ONE_IN = 12  # a page begins a chunk with this probability: with the minimum, 64 KiB on average
+ONE_IN = 6  # a page begins a chunk with this probability: 27 KiB on average, since each moved tensor costs two chunks
 _FIRST_WORD, _STEP = 5, 64  # eight words of each page are looked at, each in a cache line of its own
 _FACTORS = np.array([pow(0x9E3779B97F4A7C15, k, 1 << 64) for k in range(1, 9)], dtype=np.uint64)
 _THRESHOLD = np.uint64((1 << 64) - (1 << 64) // ONE_IN)

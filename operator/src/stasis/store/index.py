@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from stasis.errors import Corrupt
-from stasis.store.chunker import MAX_CHUNK, PAGE
+from stasis.store.chunker import PAGE
 from stasis.store.frame import MAX_FRAME, MAX_STORED, STRIDES
 
 MAGIC = b"STASISIX"
@@ -28,6 +28,7 @@ MAX_PACK = 1 << 32
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "<u4"), ("rank", "<u4"), ("uid", "S64")]
     + [(name, "<u4") for name in ("packs", "frames", "chunks", "streams", "extents", "names")]
+    + [("reserved", "V24")]
 )
 PACKS = np.dtype([("digest", "V32"), ("size", "<u8")])
 FRAMES = np.dtype(
@@ -123,7 +124,7 @@ class Index:
         if (
             (chunks["frame"] >= len(frames)).any()
             or (chunks["length"] < 1).any()
-            or (chunks["length"] > MAX_CHUNK).any()
+            or (chunks["length"] > MAX_FRAME).any()
             or (chunks["offset"] > MAX_FRAME).any()
             or (chunks["offset"] + chunks["length"] > frames["raw"][chunks["frame"]]).any()
         ):

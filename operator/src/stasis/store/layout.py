@@ -143,9 +143,10 @@ class LayoutRepository:
                 raise NotFound(f"no tag {reference} in {self.reference}")
             digest = found[0]
         size = self.stat(digest)
+        if size is None and digest == reference:
+            raise NotFound(f"manifest {digest} is not in {self.reference}")
         if size is None:
-            what = f"manifest {digest}" + ("" if digest == reference else f" of tag {reference}")
-            raise NotFound(f"{what} is not in {self.reference}")
+            raise Corrupt(f"manifest {digest} of tag {reference} is missing in {self.reference}")
         if size > media.MAX_MANIFEST:
             raise Corrupt(f"manifest {digest}: {size} bytes are too many")
         body = read(self, digest, 0, size)

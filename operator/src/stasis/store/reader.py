@@ -209,6 +209,10 @@ class RankReader:
 
     def verify(self) -> int:
         """Re-reads every byte of config, index and packs; returns how many bytes. Raises what is wrong first."""
+        for descriptor in self._manifest.needs:
+            if (size := self.repository.stat(descriptor.digest)) != descriptor.size:
+                found = "is missing" if size is None else f"has {size} bytes, not {descriptor.size}"
+                raise Corrupt(f"{descriptor.digest} ({descriptor.media_type}) {found} in {self.repository.reference}")
         _ = self._described
         verify_packs(self.repository, self.index, self._manifest.children[1:])
         return sum(descriptor.size for descriptor in self._manifest.needs)

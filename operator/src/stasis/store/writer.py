@@ -7,6 +7,7 @@ and pack; packs are pushed while the next ones fill. Every queue is bounded, so 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +33,7 @@ from stasis.store.reader import RankReader
 from stasis.store.repository import Repository
 from stasis.store.tables import Parent, Tables
 
+_UID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SEGMENT = 4 << 20
 SMALL = 64 << 10  # a stream up to this size never takes a segment
 _SPILLED_PACKS = 16
@@ -109,8 +111,8 @@ class RankWriter:
         options: StoreOptions | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        if not 1 <= len(uid.encode()) <= 64:
-            raise UsageError(f"a checkpoint's uid has 1 to 64 bytes, not {len(uid.encode())}")
+        if not _UID.fullmatch(uid):
+            raise UsageError(f"{uid!r:.100} is no uid of a checkpoint: 1 to 64 letters, digits, '.', '_' and '-'")
         if parent is not None and parent.repository.reference.repository != repo.reference.repository:
             raise UsageError(f"the parent is in {parent.repository.reference}, not in {repo.reference}")
         options = options or StoreOptions()
