@@ -185,19 +185,7 @@ def test_a_restored_keeper_is_a_keeper(lives: Lives) -> None:
     assert "TERM by" in lives.out.read_text()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(
-            make,
-            id=name,
-            marks=[]
-            if "own" in name
-            else pytest.mark.xfail(reason="needs tools/criu-orphans.patch in the CRIU bundle"),
-        )
-        for name, make in ORPHANS.items()
-    ],
-)
+@pytest.mark.parametrize("make", ORPHANS.values(), ids=ORPHANS.keys())
 def test_orphans_stay_in_the_tree(lives: Lives, make: str) -> None:
     lives.order(f"run {make}")
     wanted = sorted(["stasis-keeper", "python3", *["sleep"] * make.count("sleep")])

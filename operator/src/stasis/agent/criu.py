@@ -119,7 +119,8 @@ class Criu:
     def _workplace(self, *fds: int) -> Iterator[tuple[Path, list[int]]]:
         with tempfile.TemporaryDirectory(prefix="stasis-criu-") as name:
             folder = Path(name)
-            own = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (self.bundle, folder)]
+            paths = [self.bundle, folder, *([Path(self.preload)] if self.preload else [])]
+            own = [os.open(path, os.O_PATH) for path in paths]
             try:
                 yield folder, [*own, *fds]
             finally:
@@ -132,7 +133,7 @@ class Criu:
         bundle, images = (f"/proc/self/fd/{fd}" for fd in fds[:2])
         argv = [f"{bundle}/{LOADER}", "--library-path", bundle]
         if self.preload:
-            argv += ["--preload", self.preload]
+            argv += ["--preload", f"/proc/self/fd/{fds[2]}"]
         argv += [f"{bundle}/criu", *arguments, "-D", images, "-W", images, "-o", "criu.log", "--lib", f"{bundle}/lib"]
         with open(folder / "out", "w+b") as output:
             before = os.times()

@@ -1,0 +1,5 @@
+"""`python -m stasis`."""
+
+from stasis.cli import main
+
+main()
