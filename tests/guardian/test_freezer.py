@@ -176,9 +176,9 @@ def test_vanished_container_is_told_apart(container: Start, version: Any) -> Non
 def test_environment_chooses_the_version(container: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     box = container()
     monkeypatch.delenv("STASIS_FREEZER", raising=False)
-    assert Freezer.of(box.pid1).version == "v1"
-    monkeypatch.setenv("STASIS_FREEZER", "v2")
     assert Freezer.of(box.pid1).version == "v2"
+    monkeypatch.setenv("STASIS_FREEZER", "v1")
+    assert Freezer.of(box.pid1).version == "v1"
     monkeypatch.setenv("STASIS_FREEZER", "v3")
     with pytest.raises(UsageError):
         Freezer.of(box.pid1)

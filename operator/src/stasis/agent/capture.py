@@ -102,7 +102,9 @@ def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Str
         return bytes(stream.data)
 
     tree = node.codec.load("pstree.img", read("pstree.img")).messages
-    pids = [thread for item in tree for thread in (item.pid, item.pgid, item.sid, *item.threads)]
+    pids = [pid for item in tree for pid in (item.pid, item.pgid, item.sid)]
+    # Of a zombie CRIU writes a thread that it has never read.
+    pids += [thread for item in tree for thread in item.threads if f"core-{thread}.img" in streams]
     files = node.codec.load("files.img", read("files.img")).messages
     listening = [item.isk.src_port for item in files if item.HasField("isk") and item.isk.state == 10]
     captured = Captured(

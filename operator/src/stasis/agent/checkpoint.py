@@ -27,7 +27,7 @@ from stasis.agent.volume import write_word
 from stasis.core import connections
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
-from stasis.errors import CheckpointFailed, Refused, UsageError
+from stasis.errors import CheckpointFailed, Finding, Refused, UsageError
 from stasis.store.connect import open_repository
 from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
 from stasis.store.reader import RankReader
@@ -103,7 +103,7 @@ class CheckpointRank:
         job = self._job = Job.from_args(args)
         try:
             self._find()
-            if findings := scan.scan(self._pid1, self._root):
+            if findings := scan.scan(self._pid1, self._root) + self._unattachable():
                 raise Refused(findings)
         except ProcessLookupError as gone:
             raise CheckpointFailed(f"rank {job.rank} has nothing to checkpoint: {gone}") from gone
@@ -115,6 +115,17 @@ class CheckpointRank:
         if not job.releases:
             self.node.buffers.reserve(self._needs.total)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "needs": self._needs.as_dict()}
+
+    def _unattachable(self) -> list[Finding]:
+        """Tracing a task that a signal has stopped needs it to run for a moment, which v1's freezer does not let it."""
+        if self._freezer is None or self._freezer.version == "v2":
+            return []
+        cause = "it is stopped by a signal, and CRIU cannot attach to it in a cgroup v1 freezer"
+        return [
+            Finding(cause, "continue or end it, or use a node with cgroup v2", pid, proctree.read(pid, pid, "comm"))
+            for pid in proctree.walk(self._root.pid)
+            if proctree.state(pid, pid) == "T"
+        ]
 
     def _find(self) -> None:
         self._pid1 = lookup.find_pid1(self.job.container_id)

@@ -51,17 +51,20 @@ class Freezer:
     def of(cls, pid1: int, *, version: Version | None = None, container_id: str = "") -> Freezer:
         """The freezer of the container whose PID 1 this is; its group is made by `gather`.
 
-        `version` (default: the environment's STASIS_FREEZER, else v1 where the container has a v1 freezer, else v2).
-        A container that sits in the root of the hierarchy (v2 on a hybrid machine) gets a group named by its id.
+        `version`: default is the environment's STASIS_FREEZER, else v2 where the container has a v2 group of its own
+        (CRIU cannot attach to a task that a signal has stopped and v1 has frozen), else v1 where there is one. A
+        container that sits in the root of the hierarchy (v2 on a hybrid machine) gets a group named by its id.
         Raises CheckpointFailed where the container is gone, Unsupported where the hierarchy is not to be had.
         """
         try:
             groups = cgroups.membership(pid1)
         except ProcessLookupError as gone:
             raise CheckpointFailed(f"PID 1 of the container is gone (process {pid1})") from gone
-        version = version or _version_set() or ("v1" if "freezer" in groups else "v2")
+        mounts = cgroups.hierarchies()
+        own = "" in mounts and groups.get("", "/") != "/"
+        version = version or _version_set() or ("v1" if "freezer" in groups and not own else "v2")
         hierarchy = HIERARCHY[version]
-        mount, group = cgroups.hierarchies().get(hierarchy), groups.get(hierarchy)
+        mount, group = mounts.get(hierarchy), groups.get(hierarchy)
         if mount is None or group is None:
             raise Unsupported(f"the cgroup {version} freezer is not mounted here", remedy="mount the host's cgroups")
         if group.startswith("/.."):

@@ -7,7 +7,7 @@ import os
 import queue
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +62,8 @@ def _run_all(cases: list[Case]) -> Iterator[Result]:
                 progress.advance(overall)
 
         try:
-            for result in pool.map(one, cases):
+            for done in as_completed(pool.submit(one, case) for case in cases):
+                result = done.result()
                 if result.verdict is Verdict.WRONG or not console.is_terminal:
                     console.print(f"{result.case}: {result.verdict}", highlight=False)
                 yield result
