@@ -40,7 +40,7 @@ def read(bundle: Path, init: int, image: str = "") -> Fingerprint:
 def criu_version(bundle: Path) -> str:
     """Unsupported: the bundle does not run here."""
     loader = next(bundle.glob("ld-linux*"), bundle / "ld-linux")
-    command = [loader, "--library-path", bundle, bundle / "criu", "--no-default-config", "--version"]
+    command: list[str | Path] = [loader, "--library-path", bundle, bundle / "criu", "--no-default-config", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, env={})
     found = re.search(r"^Version: (\S+)$", done.stdout, re.MULTILINE)
     if not found:
