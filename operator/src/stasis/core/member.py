@@ -393,6 +393,9 @@ class Member(m.Machine[State]):
             self._tries = 0
             self._try()
 
+    def _bound_told(self, message: Decided) -> None:
+        self._mine(message)  # of an attempt before this one: it is answered
+
     def _try(self) -> None:
         self._tries += 1
         self._start(PLANS[self.kind][self.begun].step, self._args)
@@ -551,6 +554,7 @@ class Member(m.Machine[State]):
         (State.COMMITTED, m.GuardianUp): "_guarded_again",
         (State.COMMITTED, m.GuardianLost): "_unguarded_vote",
         (State.BOUND, Order): "_bound_order",
+        (State.BOUND, Decided): "_bound_told",
         (State.BOUND, m.Tick): "_bound_tick",
         (State.BOUND, m.StepDone): "_bound_done",
         (State.BOUND, m.StepFailed): "_bound_failed",
