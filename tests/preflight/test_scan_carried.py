@@ -16,7 +16,9 @@ pytestmark = pytest.mark.root
 
 CARRIED = """
 # kernel objects
-epoll = select.epoll(); call(libc.eventfd(1, 0)); call(libc.timerfd_create(1, 0)); call(libc.inotify_init1(0))
+epoll = select.epoll(); call(libc.eventfd(1, 0)); call(libc.timerfd_create(1, 0)); watches = call(libc.inotify_init1(0))
+for place in (b"/etc", b"/dev/shm", b".", b"/etc/hostname"):
+    call(libc.inotify_add_watch(watches, place, 0x100))
 call(libc.signalfd(-1, (ctypes.c_ulong * 16)(), 0)); call(libc.memfd_create(b"tensor", 2))
 # pipes, one with a closed end each, one in use by both sides; a FIFO; a terminal whose both sides are here
 r, w = os.pipe(); epoll.register(r, 1); spare = os.dup(r)

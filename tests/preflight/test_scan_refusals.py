@@ -185,6 +185,17 @@ REFUSED = {
     ),
     "pidfd of init": ("os.pidfd_open(1)", r"fd 3 -> anon_inode:\[pidfd\]", "pidfd of process .* not in the job's tree"),
     "pidfd of a thread": ("os.pidfd_open(os.getpid(), os.O_EXCL)", r"fd 3 ->", "pidfd of a thread"),
+    "inotify on an overlay": (
+        """
+        for name in ("lower", "upper", "work", "root"):
+            os.mkdir(name)
+        call(libc.mount(b"overlay", b"root", b"overlay", 0, b"lowerdir=lower,upperdir=upper,workdir=work"))
+        os.mkdir("root/watched")
+        call(libc.inotify_add_watch(call(libc.inotify_init1(0)), b"root/watched", 0x100))
+        """,
+        r"fd 3 -> anon_inode:inotify \(inode \d+\)",
+        "watches a file or folder in the container's own file system",
+    ),
     "epoll of a closed descriptor": (
         """
         epoll = select.epoll()

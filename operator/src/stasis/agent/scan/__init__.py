@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from stasis.agent.lookup import Root
-from stasis.agent.scan import files, ipc, memory, sockets, tasks
+from stasis.agent.scan import files, ipc, memory, sockets, tasks, watches
 from stasis.agent.scan.observation import Observation
 from stasis.agent.scan.snapshot import read_tree
 from stasis.errors import Finding
@@ -42,7 +42,7 @@ def _read(pid1: int, root: Root) -> Iterator[Observation]:
     tree = read_tree(pid1, root.pid)
     if tree.root.start != root.start:
         raise ProcessLookupError(f"process {root.pid} is another one than the one that was looked up")
-    for part in (tasks, files, sockets, memory, ipc):
+    for part in (tasks, files, watches, sockets, memory, ipc):
         yield from part.observe(tree)
 
 

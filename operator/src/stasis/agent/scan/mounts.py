@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ _STATFS_SIZE = 256  # more than any architecture's struct statfs, which begins w
 class Mount:
     number: int
     parent: int
+    device: int  # as st_dev
     point: str
     kind: str
 
@@ -30,9 +32,9 @@ class Mounts:
         found = {}
         for line in proctree.read(pid, pid, "mountinfo").splitlines():
             before, _, after = line.partition(" - ")
-            number, parent, _, _, point, *_ = before.split()
+            number, parent, device, _, point, *_ = before.split()
             point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
-            found[int(number)] = Mount(int(number), int(parent), point, after.split()[0])
+            found[int(number)] = Mount(int(number), int(parent), _device(device), point, after.split()[0])
         return cls(found)
 
     def hidden(self, mount: Mount) -> bool:
@@ -56,3 +58,8 @@ class Mounts:
             return False
         kind: int = ctypes.c_long.from_buffer(buffer).value
         return kind == _MQUEUE_MAGIC
+
+
+def _device(text: str) -> int:
+    major, _, minor = text.partition(":")
+    return os.makedev(int(major), int(minor))
