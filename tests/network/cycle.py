@@ -14,7 +14,7 @@ from stasis.agent.criu_images import ImageCodec
 from stasis.agent.network import diag, images, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.network.sockets import TcpSockets, drain
-from stasis.core.connections import Connection, FourTuple, IpAddress, Mended, address, mend
+from stasis.core.connections import Connection, FourTuple, IpAddress, Mended, address, aliases_in_use, mend
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Captured:
 
 
 def gang_addresses(gang: Gang) -> set[IpAddress]:
-    return {address(a) for a in (*gang.addresses, *gang.moved)}
+    return {address(a) for a in (*gang.addresses, *gang.moved, *map(str, gang.aliases))}
 
 
 @contextlib.contextmanager
@@ -84,7 +84,10 @@ def capture(gang: Gang, codec: ImageCodec, name: str, *, drained: bool = True, l
             rank: images.connections(codec, lambda n, f=folder: (f / n).read_bytes())
             for rank, folder in enumerate(folders)
         }
-    mended = mend(tables, gang_addresses(gang)) if locked else Mended({}, {})
+    aliases = gang.aliases | {address(new): address(old) for old, new in zip(gang.addresses, gang.moved, strict=False)}
+    mended = mend(tables, gang_addresses(gang), aliases) if locked else Mended({}, {})
+    bound = [b.address for folder in folders for b in images.bound(codec, lambda n, f=folder: (f / n).read_bytes())]
+    gang.aliases = aliases_in_use(tables.values(), bound, aliases)
     for rank, fixes in mended.fixes.items():
         for inode, fix in fixes.items():
             image = folders[rank] / images.queues(inode)
@@ -103,14 +106,18 @@ def resume(
     gang.pods[:] = [Pod(gang.switch, [a.removeprefix("::ffff:")]) for a in moved or gang.addresses]
     everywhere = gang_addresses(gang)
     places = {address(old): address(new) for old, new in zip(gang.addresses, moved or gang.addresses, strict=True)}
-    translate.check({rank: {old: new} for rank, (old, new) in enumerate(places.items())})
+    places |= {alias: places[first] for alias, first in gang.aliases.items()}
+    ranks = {
+        r: {a: new for a, new in places.items() if gang.aliases.get(a, a) == address(old)}
+        for r, old in enumerate(gang.addresses)
+    }
+    translate.check(ranks)
     for rank, pod in enumerate(gang.pods):
         if codec:
-            own = address(gang.addresses[rank])
-            peers = {old: new for old, new in places.items() if old != own}
+            peers = {old: new for old, new in places.items() if old not in ranks[rank]}
             bound = images.bound(codec, lambda n, r=rank: (captured.folders[r] / n).read_bytes())
             tuples = [c.ends for c in captured.connections[rank]]
-            translate.translate(pod.netns_fd, {own: places[own]}, peers, tuples, bound)
+            translate.translate(pod.netns_fd, ranks[rank], peers, tuples, bound)
         if locked:
             lock.lock(pod.netns_fd, everywhere, local_and_outside(captured, rank))
     for pod, folder in zip(gang.pods, captured.folders, strict=True):

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+from stasis.core.connections import IpAddress
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 FREEZER = Path("/sys/fs/cgroup/freezer")
 BASE_PORT = 6000
@@ -242,6 +244,7 @@ class Gang:
     addresses: list[str]  # what the ranks call each other
     switch: Bridge | SlowSwitch
     moved: list[str] = field(default_factory=list)  # the pods' own addresses, where they are others
+    aliases: dict[IpAddress, IpAddress] = field(default_factory=dict)  # addresses of earlier pods still in use
     pods: list[Pod] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     epoch: int = 0

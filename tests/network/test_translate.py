@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from tests.network import cycle
 from tests.network.conftest import StartGang
-from tests.network.lab import BASE_PORT, Bridge, Gang, Pod
+from tests.network.lab import BASE_PORT, Bridge, Gang, Pod, eventually
 
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.network import diag, translate
@@ -107,6 +108,54 @@ def test_a_gang_moves_and_moves_again(start_gang: StartGang, codec: ImageCodec, 
         for pod in gang.pods:
             assert [answer[0] for answer in ask(pod, *targets)] == ["hello"] * len(targets)
     gang.finish()
+
+
+# Opens connections after the first move, by old and new address, and uses the same ones after each later move.
+LATE = """
+import os, socket, sys, time
+role, old, folder = sys.argv[1:]
+family = socket.AF_INET6 if ":" in old else socket.AF_INET
+listener = socket.create_server(("", 7000), family=family, backlog=9)
+held = []
+for turn in (1, 2, 3):
+    print("ready", flush=True)
+    while not os.path.exists(f"{folder}/go{turn}"):
+        time.sleep(0.02)
+    if turn == 1 and role == "client":
+        held = [socket.create_connection((to, 7000), 5) for to in open(f"{folder}/go1").read().split()]
+    elif turn == 1:
+        held = [listener.accept()[0] for _ in range(2)]
+    for s in held:
+        s.settimeout(10)
+        s.sendall(f"{role}{turn}".encode())
+    print(*(s.recv(20).decode() for s in held), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_connections_made_after_a_move_survive_the_next_ones(tmp_path: Path, codec: ImageCodec, family: str) -> None:
+    """Their two ends call each other differently, and by addresses of pods that are gone."""
+    gang = Gang(tmp_path, "", OLD[family][:2], Bridge())
+    logs = {role: tmp_path / role for role in ("client", "server")}
+    try:
+        for (role, log), a in zip(logs.items(), gang.addresses, strict=True):
+            gang.pods.append(Pod(gang.switch, [a]))
+            gang.pods[-1].start(sys.executable, "-c", LATE, role, a, tmp_path, log=log)
+        wanted = {"client": "ready\n", "server": "ready\n"}
+        for turn in (1, 2, 3):
+            eventually(lambda: {role: log.read_text() for role, log in logs.items()} == wanted, f"{wanted}")
+            captured = cycle.capture(gang, codec, f"dump{turn}")
+            assert not any(captured.mended.outside.values())
+            new = moved(gang.addresses, turn)
+            cycle.resume(gang, captured, new, codec=codec)
+            (tmp_path / "go.part").write_text(f"{gang.addresses[1]} {new[1]}")
+            (tmp_path / "go.part").rename(tmp_path / f"go{turn}")
+            wanted["client"] += f"server{turn} server{turn}\n" + "ready\n" * (turn < 3)
+            wanted["server"] += f"client{turn} client{turn}\n" + "ready\n" * (turn < 3)
+        eventually(lambda: {role: log.read_text() for role, log in logs.items()} == wanted, f"{wanted}")
+    finally:
+        gang.close()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "udp"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stasis.core.connections import Connection, FourTuple, State, address, mend
+from stasis.core.connections import Connection, FourTuple, State, address, aliases_in_use, mend
 from stasis.errors import CheckpointFailed
 
 A, B, OUT = address("10.0.0.1"), address("fd00::2"), address("192.0.2.9")
@@ -186,6 +186,25 @@ def test_equal_connections_over_lo_of_two_ranks_are_not_confused() -> None:
         for rank in (0, 7)
     }
     assert {rank: fixes[1].cut for rank, fixes in mend(tables, GANG).fixes.items()} == {0: 30, 7: 30}
+
+
+def test_ends_that_call_each_other_by_old_and_new_addresses_belong_together() -> None:
+    new_a, new_b = address("10.0.0.101"), address("fd00::102")
+    aliases = {new_a: A, new_b: B}
+    mine = ends()  # made by old addresses, and seen by the peer under new ones
+    theirs = other(ends=FourTuple(new_b, 29500, new_a, 4000))
+    mended = mend({0: [mine], 1: [theirs]}, GANG, aliases)
+    assert mended.fixes[0][11].cut == 30
+    assert set(mended.fixes[1]) == {22}
+    assert not any(mended.outside.values())
+    assert mend({0: [mine], 1: [theirs]}, GANG).outside == {0: [mine.ends], 1: [theirs.ends]}
+
+
+def test_an_alias_is_carried_on_while_something_names_it() -> None:
+    aliases = {address(f"10.0.1.{host}"): A for host in range(4)}
+    one, two, three, _ = aliases
+    table = [ends(ends=ENDS._replace(local=one)), ends(ends=ENDS._replace(remote=two))]
+    assert aliases_in_use([table], [three], aliases) == {one: A, two: A, three: A}
 
 
 def test_a_table_survives_json() -> None:

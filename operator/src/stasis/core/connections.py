@@ -7,7 +7,7 @@ starts with a retransmission timer of 3 s or waits as long for a window probe; m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -142,22 +142,32 @@ class Mended:
     outside: dict[int, list[FourTuple]]  # by rank: to be closed at a restore
 
 
-def mend(tables: Mapping[int, Sequence[Connection]], addresses: Collection[IpAddress]) -> Mended:
+def mend(
+    tables: Mapping[int, Sequence[Connection]],
+    addresses: Collection[IpAddress],
+    aliases: Mapping[IpAddress, IpAddress] | None = None,
+) -> Mended:
     """Make the two ends of each connection within a gang agree.
 
-    `tables` holds every rank's connections, `addresses` those by which the ranks know each other. A connection whose
-    other end is in no rank's tree is `outside`, also one to a sidecar of a rank; but not one which that end has closed
-    (the program reads its end of file), nor a connection request to a rank (CRIU asks again).
+    `tables` holds every rank's connections, `addresses` those by which the ranks know each other. `aliases` leads from
+    the address of a later pod to the one that its rank is known by first: when addresses are translated, the two ends
+    of a new connection may call each other differently.
+
+    A connection whose other end is in no rank's tree is `outside`, also one to a sidecar of a rank; but not one which
+    that end has closed (the program reads its end of file), nor a connection request to a rank (CRIU asks again).
 
     Raises CheckpointFailed, naming both ends, where no history of a connection leads to what was captured: one of
     them was captured while the other could still reach it.
     """
-    everywhere = {c.ends: c for table in tables.values() for c in table if not c.ends.remote.is_loopback}
+    known = aliases or {}
+    within = {rank: {c.ends: c for c in table} for rank, table in tables.items()}
+    between = [c for table in tables.values() for c in table if not c.ends.remote.is_loopback]
+    anywhere = {_canonical(c.ends, known): c for c in between} | {c.ends: c for c in between}
     mended = Mended({rank: {} for rank in tables}, {rank: [] for rank in tables})
     for rank, table in tables.items():
-        here = {c.ends: c for c in table}
         for end in table:
-            peer = here.get(end.ends.reversed) or everywhere.get(end.ends.reversed)
+            back = end.ends.reversed
+            peer = within[rank].get(back) or anywhere.get(back) or anywhere.get(_canonical(back, known))
             if end.state in _CONNECTED:
                 if peer is not None and peer.state in _CONNECTED:
                     mended.fixes[rank][end.inode] = _fix(end, peer)
@@ -165,9 +175,27 @@ def mend(tables: Mapping[int, Sequence[Connection]], addresses: Collection[IpAdd
                     mended.outside[rank].append(end.ends)
             elif end.state is State.SYN_SENT:
                 remote = end.ends.remote
-                if not remote.is_loopback and remote not in addresses:
+                if not remote.is_loopback and remote not in addresses and remote not in known:
                     mended.outside[rank].append(end.ends)
     return mended
+
+
+def aliases_in_use(
+    tables: Iterable[Sequence[Connection]], bound: Iterable[IpAddress], aliases: Mapping[IpAddress, IpAddress]
+) -> dict[IpAddress, IpAddress]:
+    """Those of `aliases` that a connection still names, or that a listening socket is `bound` to.
+
+    The next restore must translate them, and no others.
+    """
+    named = {ip for table in tables for c in table for ip in (c.ends.local, c.ends.remote)} | set(bound)
+    return {alias: first for alias, first in aliases.items() if alias in named}
+
+
+def _canonical(ends: FourTuple, aliases: Mapping[IpAddress, IpAddress]) -> FourTuple:
+    return ends._replace(
+        local=aliases.get(ends.local, ends.local),
+        remote=aliases.get(ends.remote, ends.remote),
+    )
 
 
 def _fix(end: Connection, peer: Connection) -> Fix:

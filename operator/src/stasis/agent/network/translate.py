@@ -65,8 +65,9 @@ def translate(
     """Translate for the rank in this namespace; what an earlier call laid is replaced as a whole.
 
     `own` and `peers` map old addresses (the processes') to new ones (the pods'), IPv4 and IPv6, unchanged ones
-    included. `connections` are the checkpointed ones, as this rank names them, `bound` its listening sockets. To be
-    called before the processes are restored. Raises StasisError.
+    included. A rank may have several old ones: first that of its first pod, then those of later pods by which new
+    connections were made (`connections.aliases_in_use`). `connections` are the checkpointed ones, as this rank names
+    them, `bound` its listening sockets. To be called before the processes are restored. Raises StasisError.
     """
     untranslate(netns_fd)
     moved = {old: new for old, new in (*own.items(), *peers.items()) if old != new}
@@ -91,10 +92,11 @@ def untranslate(netns_fd: int) -> None:
 def _lay_addresses(netns_fd: int, own: Mapping[IpAddress, IpAddress], peers: Mapping[IpAddress, IpAddress]) -> None:
     lines = []
     for old, new in own.items():
-        host = f"{old}/{old.max_prefixlen}"
         if old != new:
             mark = f"label {_LABEL}" if old.version == 4 else "nodad preferred_lft 0"
-            lines.append(f"address replace {host} dev lo {mark}")
+            lines.append(f"address replace {old}/{old.max_prefixlen} dev lo {mark}")
+    first = {old.version: (old, new) for old, new in reversed(list(own.items()))}
+    for old, new in first.values():
         interface = _interface(netns_fd, new)
         for peer, now in peers.items():
             if peer.version == old.version and peer != now:
@@ -113,59 +115,51 @@ def _table(
     ip, kind = _FAMILIES[version], f"ipv{version}_addr"
     mine = {old: new for old, new in own.items() if old.version == version}
     theirs = {old: new for old, new in peers.items() if old.version == version}
+    moved, peers_moved = ({o: n for o, n in places.items() if o != n} for places in (mine, theirs))
+    seen = {n: o for o, n in reversed(list(peers_moved.items()))}  # of several old addresses the first
     new = mine | theirs
+    # A packet that arrives is rewritten in two steps, its source first: each step looks up what it then looks like.
     tuples = [c for c in connections if c.local.version == version]
-    wire = [FourTuple(new[c.local], c.local_port, new[c.remote], c.remote_port) for c in tuples]
-    waiting = [b for b in bound if mine.get(b.address, b.address) != b.address]
+    remote = {c._replace(local=new[c.local], remote=new[c.remote]): c.remote for c in tuples}
+    local = {c._replace(local=new[c.local]): c.local for c in tuples}
+    waiting = {f"{b.protocol} . {mine[b.address]} . {b.port}": str(b.address) for b in bound if b.address in moved}
     four = f"{kind} . inet_service . {kind} . inet_service"
-    source, destination = f"{ip} saddr . tcp sport", f"{ip} daddr . tcp dport"
-    to_bound = f"meta l4proto . {ip} daddr . th dport @bound dnat to {ip} daddr map @own_old"
+    leaving = f"{ip} saddr . tcp sport . {ip} daddr . tcp dport"
+    coming = f"{ip} daddr . tcp dport . {ip} saddr . tcp sport"
+    to_bound = f"dnat to meta l4proto . {ip} daddr . th dport map @bound"
+    rewrite_out = f"notrack {ip} saddr set {ip} saddr map @new {ip} daddr set {ip} daddr map @new"
     return nft.replacing(f"{ip} {TABLE}") + nft.table(
         f"{ip} {TABLE}",
         nft.set_("connections", four, map(nft.four_tuple, tuples)),
-        nft.set_("wire", four, map(nft.four_tuple, wire)),
-        nft.set_("own", kind, [str(old) for old, now in mine.items() if old != now]),
-        nft.set_(
-            "bound",
-            f"inet_proto . {kind} . inet_service",
-            [f"{b.protocol} . {mine[b.address]} . {b.port}" for b in waiting],
-        ),
-        nft.map_("to_new", f"{kind} : {kind}", _texts(new.items())),
-        nft.map_("to_old", f"{kind} : {kind}", _texts((now, old) for old, now in new.items())),
-        nft.map_("own_new", f"{kind} : {kind}", _texts((o, n) for o, n in mine.items() if o != n)),
-        nft.map_("own_old", f"{kind} : {kind}", _texts((n, o) for o, n in mine.items() if o != n)),
-        nft.map_("peer_new", f"{kind} : {kind}", _texts((o, n) for o, n in theirs.items() if o != n)),
-        nft.map_("peer_old", f"{kind} : {kind}", _texts((n, o) for o, n in theirs.items() if o != n)),
-        nft.chain(
-            "rewrite_out",
-            "route",
-            "output",
-            -300,
-            [
-                f"{source} . {destination} @connections notrack "
-                f"{ip} saddr set {ip} saddr map @to_new {ip} daddr set {ip} daddr map @to_new"
-            ],
-        ),
+        nft.map_("new", f"{kind} : {kind}", _texts(new)),
+        nft.map_("remote", f"{four} : {kind}", {nft.four_tuple(c): str(a) for c, a in remote.items()}),
+        nft.map_("local", f"{four} : {kind}", {nft.four_tuple(c): str(a) for c, a in local.items()}),
+        nft.set_("own", kind, _texts(moved)),
+        nft.map_("own_new", f"{kind} : {kind}", _texts(moved)),
+        nft.map_("peer_new", f"{kind} : {kind}", _texts(peers_moved)),
+        nft.map_("peer_old", f"{kind} : {kind}", _texts(seen)),
+        nft.map_("bound", f"inet_proto . {kind} . inet_service : {kind}", waiting),
+        nft.chain("rewrite_out", "route", "output", -300, [f"{leaving} @connections {rewrite_out}"]),
         nft.chain(
             "rewrite_in",
             "filter",
             "prerouting",
             -300,
             [
-                f"{destination} . {source} @wire notrack "
-                f"{ip} saddr set {ip} saddr map @to_old {ip} daddr set {ip} daddr map @to_old"
+                f"{ip} saddr set {coming} map @remote notrack",
+                f"{ip} daddr set {coming} map @local",
             ],
         ),
         nft.chain("track_out", "nat", "output", -100, [f"dnat to {ip} daddr map @peer_new", to_bound]),
         nft.chain("track_in", "nat", "prerouting", -100, [to_bound]),
-        # Whoever is addressed by the old address sees the old one of the peer, too.
+        # Whoever is addressed by an old address sees the old one of the peer, too.
         nft.chain("track_seen", "nat", "input", 100, [f"{ip} daddr @own snat to {ip} saddr map @peer_old"]),
         nft.chain("track_leave", "nat", "postrouting", 100, [f'oifname != "lo" snat to {ip} saddr map @own_new']),
     )
 
 
-def _texts(pairs: Iterable[tuple[IpAddress, IpAddress]]) -> dict[str, str]:
-    return {str(key): str(value) for key, value in pairs}
+def _texts(places: Mapping[IpAddress, IpAddress]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in places.items()}
 
 
 def _guard(ports: set[int]) -> None:
