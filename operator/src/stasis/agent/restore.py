@@ -27,14 +27,13 @@ from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.launch import enter
 from stasis.agent.names import set_hostname
 from stasis.agent.needs import require_huge_pages
-from stasis.agent.network import diag, images, lock, options
+from stasis.agent.network import diag, images, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
 from stasis.agent.stream import write_all
 from stasis.agent.volume import VOLUME, put_into_volume, write_word
-from stasis.core import connections
-from stasis.core.connections import Fix
+from stasis.core.connections import Fix, address
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
 from stasis.errors import Corrupt, RestoreFailed, UsageError
@@ -162,11 +161,31 @@ class RestoreRank:
         write_word(self._pid1, "state", "restoring")
         set_hostname(self._pid1, config.hostname)
         gang = {connections.address(text) for pair in job.addresses.values() for text in pair}
+        self._translate()
         lock.lock(self._netns, gang, [c.ends for c in config.table()])
         nested.remake(self._pid1, config.cgroups, job.container_id)
         groups = [str(folder) for folder in set(self._groups())]
         order = sorted(config.areas, key=lambda area: area != "upper")  # mount points of others may lie in the layer
         return {area: self._lay_area(area, groups).as_dict() for area in order}
+
+    def _translate(self) -> None:
+        """Where a rank has another address than its processes know, the old one goes on to mean it."""
+        assert self._netns is not None
+        ranks = {
+            int(rank): {connections.address(first): connections.address(now)}
+            for rank, (first, now) in self.job.addresses.items()
+        }
+        translate.check(ranks)
+        own = ranks.pop(self.job.rank)
+        peers = {first: now for places in ranks.values() for first, now in places.items()}
+        bound = images.bound(self.node.codec, lambda name: self._reader.read(IMAGE_PREFIX + name, SMALL_IMAGE))
+        translate.translate(self._netns, own, peers, [c.ends for c in self._config.table()], bound)
+
+    def _bound(self) -> list[translate.Bound]:
+        try:
+            return [translate.Bound(str(kind), address(where), int(port)) for kind, where, port in self._config.bound]
+        except (TypeError, ValueError) as error:
+            raise Corrupt(f"the config of rank {self.job.rank} holds a bound socket that is none: {error}") from None
 
     def _groups(self) -> list[Path]:
         mounts = cgroups.hierarchies()
@@ -309,6 +328,8 @@ class RestoreRank:
             remove(self._pid1, LaidList(self._laid))
         if self._netns is not None:
             lock.unlock(self._netns)
+            translate.untranslate(self._netns)
+            translate.untranslate(self._netns)
         if self._freezer is not None:
             write_word(self._pid1, "state", "waiting")
         self._close()
