@@ -8,7 +8,7 @@ where that would not be smaller, the bytes themselves.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -54,23 +54,28 @@ class Encoder:
 
     def encode(self, raw: Bytes) -> tuple[list[Buffer], int]:
         """(stored bytes in parts, stride) of 1 .. MAX_FRAME raw bytes; the parts are valid until the next call."""
-        stride = self._choose(raw)
-        return self._encode(raw, stride), stride
+        stride, worth = self._choose(raw)
+        return self._encode(raw, stride, worth), stride
 
-    def _choose(self, raw: Bytes) -> int:
+    def _choose(self, raw: Bytes) -> tuple[int, Sequence[bool]]:
+        """The stride that stores a sample best, and which of its planes compress at all: the others cost no time."""
         if raw.size < 4 * _SAMPLES * _SAMPLE:
-            return 1
+            return 1, (True,)
         step = raw.size // _SAMPLES & -4
         sample = np.concatenate([raw[at : at + _SAMPLE] for at in range(0, step * _SAMPLES, step)])
-        sizes = {stride: sum(map(len, self._encode(sample, stride))) for stride in STRIDES}
-        best = min(STRIDES, key=lambda stride: sizes[stride])
-        return best if sizes[best] < sizes[1] * _GAIN else 1
+        found = {}
+        for stride in STRIDES:
+            _, *planes = self._encode(sample, stride, (True,) * stride)
+            found[stride] = sum(map(len, planes)), [len(plane) < sample.size // stride for plane in planes]
+        best = min(STRIDES, key=lambda stride: found[stride][0])
+        best = best if found[best][0] < found[1][0] * _GAIN else 1
+        return best, found[best][1] if best > 1 else (True,)
 
-    def _encode(self, raw: Bytes, stride: int) -> list[Buffer]:
+    def _encode(self, raw: Bytes, stride: int, worth: Sequence[bool]) -> list[Buffer]:
         parts: list[Buffer] = []
-        for plane in self._split(raw, stride):
-            packed = (self._plain if stride == 1 else self._planes).compress(plane.data)
-            parts.append(packed if len(packed) < plane.size else plane.data)
+        for plane, try_it in zip(self._split(raw, stride), worth, strict=True):
+            packed = (self._plain if stride == 1 else self._planes).compress(plane.data) if try_it else b""
+            parts.append(packed if try_it and len(packed) < plane.size else plane.data)
         return [struct.pack(f"<{stride}I", *map(len, parts)), *parts]
 
     def _split(self, raw: Bytes, stride: int) -> list[Bytes]:
