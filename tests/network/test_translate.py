@@ -191,7 +191,7 @@ def test_a_new_listener_is_reached_by_both_addresses(translated: Gang) -> None:
     with echo(b, "0.0.0.0") as asked_by:
         assert ask(a, ("10.99.0.2", 7000), ("10.99.0.12", 7000)) == [
             ["hello", "10.99.0.1", "10.99.0.2"],
-            ["hello", "10.99.0.11", "10.99.0.12"],
+            ["hello", "10.99.0.1", "10.99.0.12"],
         ]
         assert [asked_by(), asked_by()] == ["10.99.0.11", "10.99.0.11"]
 
@@ -209,6 +209,13 @@ def test_an_outsider_is_reached_and_never_sees_the_old_address(translated: Gang)
         assert by_old[0] != "hello"
     finally:
         outsider.close()
+
+
+def test_a_program_finds_its_old_address_as_its_own(translated: Gang) -> None:
+    """Many ask a datagram socket from where it would send, and hold the answer against what they knew before."""
+    own = "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.connect((sys.argv[1], 9))"
+    for to in ("10.99.0.2", "10.99.0.12", "10.99.0.9"):
+        assert translated.pods[0].python(f"{own}; print(s.getsockname()[0])", to).strip() == "10.99.0.1"
 
 
 def test_new_connections_do_not_take_the_ports_of_translated_ones(translated: Gang) -> None:

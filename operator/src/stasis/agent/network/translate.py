@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,23 @@ def _lay_addresses(netns_fd: int, own: Mapping[IpAddress, IpAddress], peers: Map
             if peer.version == old.version and peer != now:
                 # The route is for the choice of the source address; the rewritten packet is routed again.
                 lines.append(f"route replace {peer}/{peer.max_prefixlen} dev {interface} src {old} proto {_PROTOCOL}")
+        if old != new:
+            lines += _routes(netns_fd, old, interface)
     _ip(netns_fd, "-batch", "-", commands="\n".join(lines))
+
+
+def _routes(netns_fd: int, old: IpAddress, interface: str) -> Iterator[str]:
+    """Routes like those of the interface, which go before them and differ in their source alone: a program that looks
+    up its own address, by where it would send from, finds the one that it knows."""
+    version = f"-{old.version}"
+    for route in json.loads(_ip(netns_fd, version, "-json", "route", "show", "dev", interface) or "[]"):
+        to, metric = str(route["dst"]), int(route.get("metric", 0))
+        if to.startswith(("fe80:", "ff")) or str(route.get("protocol")) == _PROTOCOL:
+            continue
+        via = f" via {route['gateway']}" if "gateway" in route else ""
+        # IPv4 looks at the first of equal routes; IPv6 would take them for paths of one, but goes by the metric.
+        verb, before = ("prepend", metric) if old.version == 4 else ("append", max(metric - 1, 1))
+        yield f"route {verb} {to}{via} dev {interface} src {old} metric {before} proto {_PROTOCOL}"
 
 
 def _table(
