@@ -133,8 +133,10 @@ class _Run:
                 self._on_stage("refused; it goes on")
                 return self._end(refused=str(refusal))
             except StasisError as error:
-                self.ended_early = "done" in self.lines()
-                return self._end(failed=f"suspend: {error}")
+                seen = len(steps(self.lines()))
+                evidence = self._end(failed=f"suspend: {error}")
+                self.ended_early = evidence.status == 0 and len(steps(evidence.lines)) <= seen + 1
+                return evidence
             self.suspend = time.monotonic() - started
             last = steps(self.lines())[-1][0]
             self._on_stage("suspended")
