@@ -9,6 +9,7 @@ import pytest
 from tests.preflight.conftest import Pod
 
 from stasis.agent import proctree
+from stasis.agent.freezer import Freezer
 from stasis.agent.lookup import Root, children
 from stasis.agent.scan import scan
 
@@ -97,6 +98,18 @@ def test_a_tree_that_lives_in_a_time_namespace_as_a_whole_is_no_finding(pod: Cal
 
     assert {finding.pid for finding in as_a_part if "ns/time" in finding.where} == {container.trainer, inside}
     assert [finding for finding in as_a_whole if "ns/time" in finding.where] == []
+
+
+def test_a_frozen_tree_is_read_as_well(pod: Callable[[str], Pod]) -> None:
+    container = pod(CARRIED)
+    with Freezer.of(container.pid1, container_id=f"stasis-test-scan-{os.getpid()}") as freezer:
+        try:
+            freezer.gather(container.root.pid)
+            freezer.freeze()
+            assert [str(finding) for finding in scan(container.pid1, container.root, frozen=True)] == []
+        finally:
+            freezer.thaw()
+    assert container.finish() == 0
 
 
 def test_what_passes_by_is_no_finding(pod: Callable[[str], Pod]) -> None:

@@ -105,10 +105,10 @@ REFUSED = {
         r"",
         "traced by process .* a process of the job itself",
     ),
-    "network namespace": ("unshared(0x40000000)", r"ns/net -> net:", "network namespace of its own"),
-    "mount namespace": ("unshared(0x20000)", r"ns/mnt -> mnt:", "mount namespace of its own"),
-    "user namespace": ("unshared(0x10000000)", r"ns/user -> user:", "user namespace of its own"),
-    "IPC namespace": ("unshared(0x08000000)", r"ns/ipc -> ipc:", "IPC namespace of its own"),
+    "network namespace": ("unshared(0x40000000)", r"ns/net -> net:", "its own network namespace"),
+    "mount namespace": ("unshared(0x20000)", r"ns/mnt -> mnt:", "its own mount namespace"),
+    "user namespace": ("unshared(0x10000000)", r"ns/user -> user:", "its own user namespace"),
+    "IPC namespace": ("unshared(0x08000000)", r"ns/ipc -> ipc:", "its own IPC namespace"),
     "UTS namespace of a thread": (
         """
         def run():
@@ -120,9 +120,9 @@ REFUSED = {
         go.wait()
         """,
         r"ns/uts -> uts:\[\d+\] of thread",
-        "UTS namespace of its own",
+        "its own UTS namespace",
     ),
-    "time namespace of children": ("unshared(0x80)", r"ns/time_for_children", "time .* namespace of its own"),
+    "time namespace of children": ("unshared(0x80)", r"ns/time_for_children", "its own time .* namespace"),
     "vsock": ("s = socket.socket(socket.AF_VSOCK)", r"fd 3 -> socket:", "AF_VSOCK"),
     "MPTCP": ("s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)", r"fd 3 -> socket:", "MPTCP"),
     "MPTCP in use": (
@@ -298,7 +298,7 @@ def test_a_process_stuck_in_the_kernel_is_refused(pod: Callable[[str], Pod]) -> 
     (child,) = children(container.trainer)
     until(lambda: proctree.state(child, child) == "D", "waiting for the server")
 
-    stuck, served = scan(container.pid1, container.root)
+    served, stuck = scan(container.pid1, container.root)
 
     assert (stuck.pid, served.pid) == (child, container.trainer)
     assert re.search(r"stuck in the kernel \(state D, fuse", stuck.cause)

@@ -6,44 +6,45 @@ CRIU says so late, after the freeze, and often names neither process nor cause; 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from stasis.agent.lookup import Root
 from stasis.agent.scan import files, ipc, memory, sockets, tasks, watches
-from stasis.agent.scan.observation import Observation
 from stasis.agent.scan.snapshot import read_tree
 from stasis.errors import Finding
 
-READINGS = 5  # of what may settle; two suffice for all else
 SHOWN = 3  # places of a process that a finding lists
 PAUSE = 0.15  # seconds between two readings
 
 
-def scan(pid1: int, root: Root, *, readings: int = READINGS) -> list[Finding]:
+def scan(pid1: int, root: Root, *, frozen: bool = False) -> list[Finding]:
     """What a checkpoint of the tree below `root`, in the container of init `pid1`, cannot carry; empty: nothing.
 
-    A finding counts when every one of several readings has it, since processes, connections and unread data come and
-    go; a tree at rest is read once, a frozen one with `readings=1`. Nothing of the tree is touched. Raises
-    ProcessLookupError when the root is gone.
+    Processes, connections and unread data come and go, so a finding counts when every one of several readings has it;
+    a tree without findings is read once, as is a frozen one. Nothing of the tree is touched. Raises ProcessLookupError
+    when the root is gone.
     """
-    lasting: dict[Finding, Observation] = {}
-    for reading in range(readings):
-        if reading:
-            time.sleep(PAUSE)
-        seen = {observation.finding: observation for observation in _read(pid1, root)}
-        lasting = {finding: observation for finding, observation in seen.items() if not reading or finding in lasting}
-        if not lasting or (reading and not any(observation.settles for observation in lasting.values())):
-            break
+    start = time.monotonic()
+    lasting = _read(pid1, root, frozen)
+    more = not frozen  # at least a second reading, whatever was found
+    while lasting and more:
+        time.sleep(PAUSE)
+        again = _read(pid1, root, frozen)
+        lasting = {finding: settles for finding, settles in again.items() if finding in lasting}
+        more = any(settles > time.monotonic() - start for settles in lasting.values())
     return _merged(lasting)
 
 
-def _read(pid1: int, root: Root) -> Iterator[Observation]:
+def _read(pid1: int, root: Root, frozen: bool) -> dict[Finding, float]:
+    """What one reading finds, each with the seconds after which it counts."""
     tree = read_tree(pid1, root.pid)
     if tree.root.start != root.start:
         raise ProcessLookupError(f"process {root.pid} is another one than the one that was looked up")
-    for part in (tasks, files, watches, sockets, memory, ipc):
-        yield from part.observe(tree)
+    parts = [part.observe for part in (tasks, files, watches, sockets, memory, ipc)]
+    if not frozen:
+        parts.append(tasks.stuck)
+    return {observation.finding: observation.settles for observe in parts for observation in observe(tree)}
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:

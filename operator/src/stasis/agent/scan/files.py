@@ -9,13 +9,14 @@ import re
 import select
 import stat
 from collections.abc import Iterator
+from itertools import chain
 
 from stasis.agent import proctree
 from stasis.agent.lookup import host_pids, inner_pids, neighbours
 from stasis.agent.scan import kcmp
 from stasis.agent.scan.borrow import borrowed
 from stasis.agent.scan.mounts import Mounts
-from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.observation import SOON, Observation
 from stasis.agent.scan.snapshot import Descriptor, Process, Tree, read_descriptors
 from stasis.core import carriable
 
@@ -72,7 +73,7 @@ def _pidfd(tree: Tree, process: Process, descriptor: Descriptor) -> Iterator[Obs
             descriptor.where,
             f"a pidfd of {who}, which is not in the job's tree, cannot be checkpointed",
             "watch only processes of the job",
-            settles=True,
+            settles=SOON,
         )
 
 
@@ -95,16 +96,15 @@ def _eventpolls(tree: Tree) -> Iterator[Observation]:
             continue
         seen.append(epoll)
         fds = [descriptor.fd for descriptor in process.descriptors]
-        for number, offset in _watched(epoll):
-            likely = sorted(fds, key=lambda fd, number=number: fd != number)  # type: ignore[misc]
-            if not any(kcmp.watches(epoll.pid, epoll.fd, number, offset, fd) for fd in likely):
+        for number, offset in _watched(epoll):  # nearly always of the number that it was added by; else of a copy
+            if not any(kcmp.watches(epoll.pid, epoll.fd, number, offset, fd) for fd in chain([number], fds)):
                 yield Observation.of(
                     process,
                     epoll.where,
                     f"this epoll set still watches descriptor {number}, which this process has closed and another "
                     "keeps open",
                     "take a descriptor out of the epoll set (EPOLL_CTL_DEL) before it is closed",
-                    settles=True,
+                    settles=SOON,
                 )
 
 
@@ -187,7 +187,7 @@ def _proc_of_other(tree: Tree, process: Process, descriptor: Descriptor, inner: 
                 f"this describes process {pid} ({proctree.read(pid, pid, 'comm')}), which is not in the job's tree and "
                 "will not exist after a restore",
                 "open files of /proc only while they are read, or of the job's own processes",
-                settles=True,
+                settles=SOON,
             )
             return
 
@@ -209,7 +209,7 @@ def _half_pipes(tree: Tree, stdio: set[str]) -> Iterator[Observation]:
                 descriptor.where,
                 f"the other end of this pipe belongs to {who} outside the job's tree",
                 "connect the job only to processes that it has started itself",
-                settles=True,
+                settles=SOON,
             )
 
 
@@ -247,5 +247,5 @@ def _fifos(tree: Tree) -> Iterator[Observation]:
                         f"process {pid} ({proctree.read(pid, pid, 'comm')}) outside the job's tree has this FIFO open "
                         "too; what is in it would be lost",
                         "use FIFOs only between processes of the job's own container",
-                        settles=True,
+                        settles=SOON,
                     )

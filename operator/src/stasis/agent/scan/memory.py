@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from stasis.agent import proctree
 from stasis.agent.lookup import neighbours
-from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.observation import SOON, Observation
 from stasis.agent.scan.snapshot import Mapping, Process, Tree, read_mappings
 from stasis.core import carriable
 
@@ -67,5 +67,5 @@ def _shared_outside(tree: Tree) -> Iterator[Observation]:
                     f"this memory is shared with process {pid} ({proctree.read(pid, pid, 'comm')}) outside the job's "
                     "tree, which is not checkpointed",
                     "share memory only between processes of the job's own container",
-                    settles=True,
+                    settles=SOON,
                 )

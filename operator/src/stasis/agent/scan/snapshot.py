@@ -206,6 +206,6 @@ def read_tree(pid1: int, root: int) -> Tree:
         if before == pids:
             break
     processes = tuple(process for pid in pids if (process := read_process(pid)))
-    if not processes or processes[0].pid != root:
-        raise ProcessLookupError(f"process {root} is gone")
+    if not processes or processes[0].pid != root or proctree.dead(root):
+        raise ProcessLookupError(f"process {root} has ended")
     return Tree(pid1, processes)

@@ -15,7 +15,7 @@ from stasis.agent import proctree
 from stasis.agent.lookup import neighbours
 from stasis.agent.scan import diag
 from stasis.agent.scan.borrow import borrowed
-from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.observation import SOON, Observation
 from stasis.agent.scan.snapshot import Descriptor, Process, Tree, read_descriptors
 from stasis.core import carriable
 
@@ -45,7 +45,7 @@ def observe(tree: Tree) -> Iterator[Observation]:
                 descriptor.where,
                 "a netlink socket holds data that the program has not read",
                 "read the answer to its end (NLMSG_DONE), or close the socket after use",
-                settles=True,
+                settles=SOON,
             )
 
 
@@ -75,7 +75,7 @@ def _unix(tree: Tree, owners: Owners, table: dict[int, diag.UnixSocket]) -> Iter
                 where,
                 f"a UNIX socket{name} connects it with {_owner(tree, other)} outside the job's tree",
                 _OWN_ONLY,
-                settles=True,
+                settles=SOON,
             )
         elif inode in awaited and one.unsent:
             yield Observation.of(
@@ -83,7 +83,7 @@ def _unix(tree: Tree, owners: Owners, table: dict[int, diag.UnixSocket]) -> Iter
                 where,
                 "it has sent data over a UNIX socket whose connection is not accepted yet",
                 _ACCEPT_REMEDY,
-                settles=True,
+                settles=SOON,
             )
         if strangers := [waiting for waiting in one.waiting if waiting not in owners]:
             what = "have been closed already" if 0 in strangers else "come from outside the job's tree"
@@ -92,7 +92,7 @@ def _unix(tree: Tree, owners: Owners, table: dict[int, diag.UnixSocket]) -> Iter
                 where,
                 f"connections that wait to be accepted at this UNIX socket {what}",
                 _ACCEPT_REMEDY,
-                settles=True,
+                settles=SOON,
             )
 
 
@@ -109,7 +109,7 @@ def _tcp(tree: Tree, owners: Owners, table: list[diag.TcpSocket]) -> Iterator[Ob
                 where,
                 "connections wait to be accepted at this TCP socket",
                 _ACCEPT_REMEDY,
-                settles=True,
+                settles=SOON,
             )
         if one.ulp == "mptcp":  # the table shows its subflows
             if refusal := carriable.socket(sockets.AF_INET, sockets.SOCK_STREAM, _MPTCP):
@@ -128,7 +128,7 @@ def _tcp(tree: Tree, owners: Owners, table: list[diag.TcpSocket]) -> Iterator[Ob
                 f"{where} - {_text(one.remote)}",
                 f"a TCP connection within the pod connects it with {_owner(tree, other.inode)} outside the job's tree",
                 _OWN_ONLY,
-                settles=True,
+                settles=SOON,
             )
 
 

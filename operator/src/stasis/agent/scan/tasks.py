@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from stasis.agent import proctree
 from stasis.agent.lookup import children, namespace
 from stasis.agent.scan import kcmp
-from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.observation import SOON, Observation
 from stasis.agent.scan.snapshot import Process, Tree, read_process
 
 # A tree that was restored before lives in a time namespace of its own, as a whole: it is compared with its root.
 _LIKE_INIT = ("mnt", "net", "ipc", "uts", "pid", "pid_for_children", "user", "cgroup")
 _LIKE_ROOT = ("time", "time_for_children")
-_WORDS = {"mnt": "mount", "net": "network", "pid_for_children": "PID (of its children)", "uts": "UTS", "ipc": "IPC",
-          "pid": "PID", "time_for_children": "time (of its children)"}  # fmt: skip
+_WORDS = {"mnt": "mount", "net": "network", "pid_for_children": "PID (for its children)", "uts": "UTS", "ipc": "IPC",
+          "pid": "PID", "time_for_children": "time (for its children)"}  # fmt: skip
 
 
-# where a parent of a vfork waits: nothing that is stuck
+_LONG = 5.0  # seconds in one place: writing a large file to a slow disk is no reason to refuse
+# where the parent of a vfork waits, which is said with its child
 _VFORK = {"kernel_clone", "wait_for_vfork_done"}
 
 
@@ -29,7 +30,6 @@ def observe(tree: Tree) -> Iterator[Observation]:
             yield from _zombie_leader(process)
             continue
         yield from _namespaces(tree, process)
-        yield from _stuck(process)
     yield from _shared_memory_space(tree)
     yield from _orphans(tree)
 
@@ -55,7 +55,7 @@ def _zombie_leader(process: Process) -> Iterator[Observation]:
             f"thread {living[0]}",
             "its main thread has ended while other threads run on, which CRIU cannot restore",
             "let the main thread wait for the others (join) instead of ending alone",
-            settles=True,
+            settles=SOON,
         )
 
 
@@ -70,29 +70,31 @@ def _namespaces(tree: Tree, process: Process) -> Iterator[Observation]:
                     yield Observation.of(
                         process,
                         where,
-                        f"it has a {_WORDS.get(kind, kind)} namespace of its own",
+                        f"it has its own {_WORDS.get(kind, kind)} namespace",
                         "run the job without unshare, sandboxes or nested containers inside its container",
                     )
                     break
 
 
-def _stuck(process: Process) -> Iterator[Observation]:
-    """A thread that waits without end for a device or a file server cannot be frozen. One that moves between two
-    readings is only busy: its count of context switches, part of `where`, differs."""
-    for thread in process.threads:
+def stuck(tree: Tree) -> Iterator[Observation]:
+    """A thread that waits without end for a device or a file server cannot be frozen; a frozen one looks the same, so
+    this is asked of running trees. One that moves between two readings is only busy: its count of context switches,
+    part of `where`, differs."""
+    threads = [(process, thread) for process in tree.living for thread in process.threads]
+    for process, thread in threads:
         if proctree.state(process.pid, thread) != "D":
             continue
         status = proctree.read(process.pid, thread, "status")
         switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)$", status, re.MULTILINE)
         channel = proctree.read(process.pid, thread, "wchan")
         if channel in _VFORK:
-            continue  # said with its child
+            continue
         yield Observation.of(
             process,
             f"thread {thread}, after {switches[1] if switches else '?'} waits",
             f"it is stuck in the kernel (state D, {channel or 'unknown'}) and cannot be frozen",
             "look at the volume, device or child (vfork) that it waits for; ask again when it is back",
-            settles=True,
+            settles=_LONG,
         )
 
 
@@ -107,7 +109,7 @@ def _shared_memory_space(tree: Tree) -> Iterator[Observation]:
                 f"it shares its memory with its parent, process {parent.pid} ({parent.comm}), without being a thread "
                 "of it (CLONE_VM, vfork), which CRIU cannot restore",
                 "wait for its exec, or start it with fork or posix_spawn",
-                settles=True,
+                settles=SOON,
             )
 
 
@@ -122,5 +124,5 @@ def _orphans(tree: Tree) -> Iterator[Observation]:
             "",
             "it is a child of init (PID 1), not of the job's tree, so it would be lost",
             "end it, or start it from the job's command (what `exec` into the container left behind counts too)",
-            settles=True,
+            settles=SOON,
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stasis.agent.files.beneath import IN_ROOT, NO_MAGICLINKS, openat2
 from stasis.agent.scan.mounts import Mounts
-from stasis.agent.scan.observation import Observation
+from stasis.agent.scan.observation import SOON, Observation
 from stasis.agent.scan.snapshot import Descriptor, Tree
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -52,7 +52,7 @@ def observe(tree: Tree) -> Iterator[Observation]:
                     f"{descriptor.where} (inode {mark.inode})",
                     "it watches a file or folder in the container's own file system, which CRIU cannot find again",
                     "watch a folder on a volume (an emptyDir, /dev/shm), or switch the watcher (auto-reload) off",
-                    settles=True,
+                    settles=SOON,
                 )
 
 
