@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stasis.errors import Denied, NoSpace, NotFound, ParentLost, StoreError, Unavailable
+from stasis.errors import Corrupt, Denied, NoSpace, NotFound, ParentLost, StoreError, Unavailable
 from stasis.store.checkpoint import copy, forget, list_checkpoints, open_checkpoint, publish, remove, verify
 from stasis.store.connect import open_repository
 from stasis.store.credentials import Credentials
@@ -199,6 +199,41 @@ def test_a_blob_that_only_the_cache_remembers_is_uploaded_again(
     registry.collect_garbage()
     copy(f"{tmp_path}/folder:one", f"{repo.reference}:back")
     verify(f"{repo.reference}:back")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "another"])
+@pytest.mark.parametrize("kind", ["pack", "index", "config", "rank", "checkpoint"])
+def test_damage_in_the_registry_is_found_and_named(repo: Repository, registry: Any, kind: str, damage: str) -> None:
+    data = noise(19, 2)
+    reader = checkpoint(repo, data, "one")
+    manifest, image = repo.get_manifest(reader.digest), repo.get_manifest("one")
+    assert manifest.config
+    digests = {"pack": reader.index.pack_digest(1), "index": manifest.children[0].digest}
+    digests |= {"config": manifest.config.digest, "rank": reader.digest, "checkpoint": image.descriptor.digest}
+    path = registry.blob(digests[kind])
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if damage == "missing":
+        path.unlink()
+    else:
+        other = registry.blob(digests["config" if kind != "config" else "index"]).read_bytes()
+        flipped = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        path.write_bytes({"flipped": flipped, "cut": content[:middle], "another": other}[damage])
+    # docker-registry itself looks at manifests: 404, or 500 where it cannot parse them.
+    refusals = (Corrupt, NotFound, Unavailable) if kind in ("rank", "checkpoint") else (Corrupt,)
+    with open_repository(repo.reference, http=HttpOptions(patience=0.5, first_wait=0.05)) as impatient:
+        for action in (verify, restore):
+            with pytest.raises(refusals) as caught:
+                action(f"{repo.reference}:one", impatient)
+            assert digests[kind] in str(caught.value) or "manifests/one" in str(caught.value)
+
+
+def restore(where: str, repo: Repository) -> None:
+    with open_checkpoint(where, repo) as opened:
+        for rank in opened.ranks:
+            assert rank.config
+            for name in rank.names():
+                rank.read(name, 1 << 30)
 
 
 @pytest.mark.root

@@ -13,7 +13,7 @@ import xxhash
 
 from stasis.errors import Corrupt, NotFound
 from stasis.store.frame import MAX_FRAME, Decoder, checksum
-from stasis.store.index import Index
+from stasis.store.index import Chunk, Index
 from stasis.store.pool import Bytes, Pool
 from stasis.store.repository import Repository
 
@@ -118,14 +118,13 @@ def read_pack(repo: Repository, digest: str, start: int, into: memoryview) -> No
         raise Corrupt(f"pack {digest} is missing in {repo.reference}") from None
 
 
-def check_chunk(index: Index, number: int, frame: Bytes) -> None:
-    """Corrupt unless the chunk's bytes are in its frame where the index says."""
-    row = index.chunks[number]
-    offset, length = int(row["offset"]), int(row["length"])
-    if xxhash.xxh3_128_digest(frame.data[offset : offset + length]) != bytes(row["digest"]):
-        place = index.frames[int(row["frame"])]
+def check_chunk(index: Index, chunk: Chunk, raw: Bytes) -> None:
+    """Corrupt unless the chunk's bytes are in its frame's raw bytes where the index says."""
+    digest, frame, offset, length = chunk
+    if xxhash.xxh3_128_digest(raw.data[offset : offset + length]) != digest:
+        place = index.frames[frame]
         where = f"pack {index.pack_digest(int(place['pack']))}, frame at byte {place['offset']}"
-        raise Corrupt(f"{where}: {length} bytes from {offset} on are not chunk {bytes(row['digest']).hex()}")
+        raise Corrupt(f"{where}: {length} bytes from {offset} on are not chunk {digest.hex()}")
 
 
 def _ranges(index: Index, numbers: list[int]) -> list[list[int]]:

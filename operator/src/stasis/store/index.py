@@ -39,6 +39,7 @@ STREAMS = np.dtype([("size", "<u8"), ("name", "<u4"), ("extents", "<u4")])
 EXTENTS = np.dtype([("chunk", "<u4"), ("count", "<u4")])
 
 Table = NDArray[Any]
+Chunk = tuple[bytes, int, int, int]  # a row of CHUNKS: digest, frame, offset, length
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,10 @@ class Index:
     def extents_of(self, number: int) -> Table:
         low, high = self._extent_range(number)
         return self.extents[low:high]
+
+    def chunks_at(self, numbers: slice | NDArray[np.integer[Any]]) -> list[Chunk]:
+        rows: list[Chunk] = self.chunks[numbers].tolist()
+        return rows
 
     def pack_digest(self, number: int) -> str:
         return f"sha256:{bytes(self.packs['digest'][number]).hex()}"

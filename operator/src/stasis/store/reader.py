@@ -16,25 +16,29 @@ from stasis.errors import Corrupt, NotFound, UsageError
 from stasis.store import media
 from stasis.store.chunker import PAGE
 from stasis.store.fetch import Fetcher, Frames, check_chunk
-from stasis.store.index import HOLE, MAX_INDEX, Index
+from stasis.store.index import HOLE, MAX_INDEX, Chunk, Index
 from stasis.store.media import Descriptor
 from stasis.store.repository import Repository, fetch
 from stasis.store.verify import verify_packs
 
 RUN_STORED = 16 << 20  # bytes to fetch before the next run is asked for
-RUN_RAW = 32 << 20
+RUN_RAW = 32 << 20  # bytes of the stream, or of the frames that it takes them from
 AHEAD = 2  # runs
+_ROWS = 4096  # of the chunk table at once
 MAX_CONFIG = 64 << 20
 _ZEROS = memoryview(bytes(1 << 20))
 
 
 @dataclass
 class _Run:
-    """A stretch of a stream: chunks by number, holes as negative byte counts."""
+    """A stretch of a stream: chunks, and holes by their bytes."""
 
-    items: list[int] = field(default_factory=list)
+    items: list[Chunk | int] = field(default_factory=list)
     frames: dict[int, None] = field(default_factory=dict)
     coming: dict[int, Future[Frames]] = field(default_factory=dict)
+
+    def slice(self, frame: int, start: int, end: int) -> memoryview:
+        return self.coming[frame].result()[frame].data[start:end]
 
 
 class RankReader:
@@ -143,56 +147,51 @@ class RankReader:
             fetcher.close()
 
     def _runs(self, number: int) -> Iterator[_Run]:
-        index, left = self.index, self.size(self.index.names[number])
-        frame_of, length_of = index.chunks["frame"], index.chunks["length"]
-        stored_of = index.frames["stored"]
-        run, stored, raw = _Run(), 0, 0
-        for first, count in index.extents_of(number).tolist():
+        left = self.size(self.index.names[number])
+        stored_of, raw_of = self.index.frames["stored"], self.index.frames["raw"]
+        run, stored, raw, decoded = _Run(), 0, 0, 0
+        for first, count in self.index.extents_of(number).tolist():
             if first == HOLE:
-                size = min(count * PAGE, left)
-                run.items.append(-size)
-                left -= size
+                run.items.append(min(count * PAGE, left))
+                left -= min(count * PAGE, left)
                 continue
-            frames = frame_of[first : first + count].tolist()
-            lengths = length_of[first : first + count].tolist()
-            for chunk, frame, length in zip(range(first, first + count), frames, lengths, strict=True):
+            for chunk in self._chunks(first, count):
+                _, frame, _, length = chunk
                 run.items.append(chunk)
                 if frame not in run.frames:
                     run.frames[frame] = None
                     stored += int(stored_of[frame])
+                    decoded += int(raw_of[frame])
                 raw += length
                 left -= length
-                if stored >= RUN_STORED or raw >= RUN_RAW:
+                if stored >= RUN_STORED or max(raw, decoded) >= RUN_RAW:
                     yield run
-                    run, stored, raw = _Run(), 0, 0
+                    run, stored, raw, decoded = _Run(), 0, 0, 0
         if run.items:
             yield run
 
+    def _chunks(self, first: int, count: int) -> Iterator[Chunk]:
+        for at in range(first, first + count, _ROWS):
+            yield from self.index.chunks_at(slice(at, min(at + _ROWS, first + count)))
+
     def _play(self, run: _Run) -> Iterator[memoryview]:
         """Neighbouring chunks of a frame come as one piece."""
-        chunks = self.index.chunks
-        last: tuple[int, int, int] | None = None  # frame, start, end
+        frame, start, end = -1, 0, 0
         for item in run.items:
-            if item < 0:
-                if last:
-                    yield self._slice(run, last)
-                    last = None
-                yield from _zeros(-item)
+            if isinstance(item, int):
+                if frame >= 0:
+                    yield run.slice(frame, start, end)
+                frame = -1
+                yield from _zeros(item)
                 continue
-            frame, offset, length = (int(chunks[field][item]) for field in ("frame", "offset", "length"))
-            check_chunk(self.index, item, run.coming[frame].result()[frame])
-            if last and last[0] == frame and last[2] == offset:
-                last = frame, last[1], offset + length
-            else:
-                if last:
-                    yield self._slice(run, last)
-                last = frame, offset, offset + length
-        if last:
-            yield self._slice(run, last)
-
-    def _slice(self, run: _Run, part: tuple[int, int, int]) -> memoryview:
-        frame, start, end = part
-        return run.coming[frame].result()[frame].data[start:end]
+            check_chunk(self.index, item, run.coming[item[1]].result()[item[1]])
+            if item[1] != frame or item[2] != end:
+                if frame >= 0:
+                    yield run.slice(frame, start, end)
+                _, frame, start, _ = item
+            end = item[2] + item[3]
+        if frame >= 0:
+            yield run.slice(frame, start, end)
 
     def probe_packs(self, numbers: Sequence[int] | None = None) -> list[bool]:
         """For each pack of the index, by number: are its bytes really there? Its last frame is read and checked."""

@@ -159,8 +159,9 @@ class RegistryRepository:
             response.close()
         if len(body) > media.MAX_MANIFEST:
             raise Corrupt(f"manifest {reference}: more than {media.MAX_MANIFEST} bytes")
-        if DIGEST.fullmatch(reference) and media.digest_of(body) != reference:
-            raise Corrupt(f"manifest {reference}: its bytes have another digest")
+        digest = reference if DIGEST.fullmatch(reference) else response.headers.get("Docker-Content-Digest", "")
+        if DIGEST.fullmatch(digest) and media.digest_of(body) != digest:
+            raise Corrupt(f"manifest {digest} in {self._reference}: its bytes have another digest")
         return media.parse_manifest(body, f"manifest {reference}")
 
     def delete_manifest(self, digest: str) -> None:

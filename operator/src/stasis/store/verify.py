@@ -53,7 +53,7 @@ def _verify(repo: Repository, index: Index, layer: Descriptor, frames: list[int]
         while todo and int(offsets[todo[0]] + stored[todo[0]]) <= position:
             frame = todo.popleft()
             decoder.decode(frame, memoryview(window), start, raw)
-            for chunk in chunks[frame].tolist():
+            for chunk in index.chunks_at(chunks[frame]):
                 check_chunk(index, chunk, raw)
         keep = min(int(offsets[todo[0]]), position) if todo else position
         window[: position - keep] = window[keep - start : position - start]
