@@ -90,7 +90,7 @@ def _mask(words: Sequence[int]) -> int:
 
 
 def _filters(codec: ImageCodec, image: bytes) -> list[tuple[bytes, ...]]:
-    """For each filter its chain, the one that was installed first first."""
+    """For each filter its chain, the one that was installed first first: CRIU's `prev` names the one installed next."""
     if not image:
         return []
     chains: list[tuple[bytes, ...]] = []
@@ -99,7 +99,7 @@ def _filters(codec: ImageCodec, image: bytes) -> list[tuple[bytes, ...]]:
             if one.HasField("prev") and one.prev >= number:
                 raise Corrupt(f"seccomp.img: filter {number} comes after filter {one.prev}")
             before = chains[one.prev] if one.HasField("prev") else ()
-            chains.append((*before, bytes(one.filter)))
+            chains.append((bytes(one.filter), *before))
         break  # CRIU reads one entry
     return chains
 
@@ -140,15 +140,15 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 def _installed(pid: int) -> tuple[bytes, ...]:
-    newest_first = []
+    filters = []
     with _stopped(pid):
         buffer = ctypes.create_string_buffer(_MAX_INSTRUCTIONS * _INSTRUCTION)
-        for index in range(_MAX_FILTERS):
+        for index in range(_MAX_FILTERS):  # the one that was installed first is number 0
             count = _LIBC.ptrace(_GET_FILTER, pid, index, ctypes.addressof(buffer))
             if count < 0:
                 break
-            newest_first.append(buffer.raw[: count * _INSTRUCTION])
-    return tuple(reversed(newest_first))
+            filters.append(buffer.raw[: count * _INSTRUCTION])
+    return tuple(filters)
 
 
 @contextmanager
