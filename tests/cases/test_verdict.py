@@ -41,10 +41,10 @@ def test_a_refusal_must_name_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("lines", "status", "why"),
     [
-        (chain(5) + chain(9)[6:] + ["done"], 0, "step 6 follows step 4"),
+        ([*chain(5), *chain(9)[6:], "done"], 0, "step 6 follows step 4"),
         ([*chain(6), *chain(9)[5:], "done"], 0, "step 5 follows step 5"),
         ([*chain(6), *chain(9), "done"], 0, "step 0 follows step 5"),
-        (chain(9)[1:] + ["done"], 0, "the first step is 1"),
+        ([*chain(9)[1:], "done"], 0, "the first step is 1"),
         ([*chain(8), "step 8 00000000", "done"], 0, "checksum"),
         ([*chain(7), "CORRUPT content"], 3, "CORRUPT content"),
         ([*chain(7), "WATCHDOG no heartbeat"], 6, "WATCHDOG"),

@@ -1,4 +1,5 @@
 # CASE {"at": 2, "gap": 0, "variants": {"plain": {}, "lies": {"env": {"LIE": "1"}}, "skips": {"env": {"SKIP": "1"}}, "dies": {"env": {"DIE": "1"}}, "hangs": {"env": {"HANG": "1"}, "timeout": 5}}}
+# ruff: noqa: E501
 # survives, and is in every other variant disturbed by something that it blames on the resume
 import os
 import time

@@ -20,7 +20,9 @@ _KIB = 10
 _SECTOR = 512  # of st_blocks
 _ANONYMOUS_SHARED = ("/dev/zero (deleted)", "/memfd:", "/SYSV")
 _HUGE = re.compile(
-    r"^KernelPageSize:\s+(\d+) kB$(?:\n(?!VmFlags).*)*?\nShared_Hugetlb:\s+(\d+) kB\nPrivate_Hugetlb:\s+(\d+) kB",
+    r"^[0-9a-f]+-[0-9a-f]+ \S{3}(?P<kind>[sp]) \S+ (?P<file>\S+ \d+)(?:\n(?!VmFlags)|.)*?"
+    r"\nKernelPageSize:\s+(?P<size>\d+) kB(?:\n(?!VmFlags)|.)*?"
+    r"\nShared_Hugetlb:\s+(?P<shared>\d+) kB\nPrivate_Hugetlb:\s+(?P<private>\d+) kB",
     re.MULTILINE,
 )
 
@@ -56,13 +58,19 @@ def needs(pid1: int, root: Root) -> Needs:
     """ProcessLookupError: the tree is gone."""
     tree = read_tree(pid1, root.pid)
     huge: dict[int, int] = {}
+    files: dict[str, tuple[int, int]] = {}  # of shared mappings, counted once
     private = 0
     for process in tree.living:
         rollup = proctree.read(process.pid, process.pid, "smaps_rollup")
         private += _kib(rollup, "Anonymous") + _kib(rollup, "Swap")
         if _kib(rollup, "Private_Hugetlb") + _kib(rollup, "Shared_Hugetlb"):
-            for size, pages in _huge_pages(process):
-                huge[size] = huge.get(size, 0) + pages
+            for file, size, pages in _huge_pages(process):
+                if file:
+                    files[file] = max(files.get(file, (size, 0)), (size, pages))
+                else:
+                    huge[size] = huge.get(size, 0) + pages
+    for size, pages in files.values():
+        huge[size] = huge.get(size, 0) + pages
     threads = [inner_thread(process.pid, thread) for process in tree.living for thread in process.threads]
     return Needs(
         private=private,
@@ -95,11 +103,12 @@ def _kib(text: str, name: str) -> int:
     return int(found[1]) << _KIB if found else 0
 
 
-def _huge_pages(process: Process) -> Iterator[tuple[int, int]]:
+def _huge_pages(process: Process) -> Iterator[tuple[str, int, int]]:
+    """File (of a shared mapping), size of a page in bytes, pages in use."""
     for found in _HUGE.finditer(proctree.read(process.pid, process.pid, "smaps")):
-        size, used = int(found[1]), int(found[2]) + int(found[3])
+        size, used = int(found["size"]), int(found["shared"]) + int(found["private"])
         if used:
-            yield size << _KIB, used // size
+            yield found["file"] if found["kind"] == "s" else "", size << _KIB, used // size
 
 
 def _shared(tree: Tree) -> dict[tuple[int, int], int]:

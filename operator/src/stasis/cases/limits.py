@@ -18,11 +18,11 @@ def not_shown(case: Case, rootfs: Path) -> str:
         return "a watchdog by the wall clock fires after any suspension: real time cannot be virtualised"
     if any(name.startswith("UV_") for name in world.env) and not any(rootfs.glob("usr/lib/*/libuv.so*")):
         return "PyTorch in this root file system is built without libuv"
-    if world.uid and not _has_resource_capability() and not os.environ.get("STASIS_CRIU_PRELOAD"):
+    if world.uid and not has_resource_capability() and not os.environ.get("STASIS_CRIU_PRELOAD"):
         return "this machine's root lacks CAP_SYS_RESOURCE, without which CRIU carries no other user's processes"
     return ""
 
 
-def _has_resource_capability() -> bool:
+def has_resource_capability() -> bool:
     found = re.search(r"^CapEff:\s+([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return bool(found and int(found[1], 16) >> CAP_SYS_RESOURCE & 1)
