@@ -50,6 +50,9 @@ demo: ## a gang suspended and resumed, proved undisturbed
 DIR ?= ../shared/cases
 .PHONY: cases
 cases: ## programs that break checkpointing: DIR=FOLDER
+	@if (( ! (0x$$(sed -n 's/^CapEff:\s*//p' /proc/self/status) >> 24 & 1) )); then # no CAP_SYS_RESOURCE
+		export STASIS_CRIU_PRELOAD=$$(tools/prlimit_shim.sh)
+	fi
 	$(RUN) -m stasis cases $(DIR)
 
 .PHONY: shell
