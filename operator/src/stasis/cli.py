@@ -142,7 +142,7 @@ def inspect(ref: str, output: str) -> None:
 
 
 def _known(config: Mapping[str, Any]) -> dict[str, Any]:
-    shown = ("hostname", "address", "areas", "timings", "fingerprint", "world_size")
+    shown = ("hostname", "addresses", "areas", "timings", "fingerprint", "world_size")
     return {name: config.get(name) for name in shown}
 
 

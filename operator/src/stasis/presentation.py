@@ -66,7 +66,7 @@ def checkpoint(found: Mapping[str, Any]) -> None:
         table.add_row(
             str(rank["rank"]),
             str(rank["hostname"]),
-            str(rank["address"]),
+            ", ".join((rank.get("addresses") or {}).get(str(rank["rank"]), ())),
             size(stats["raw"]),
             share(stats["zero"], stats["raw"]),
             share(stats["duplicate"], stats["raw"]),

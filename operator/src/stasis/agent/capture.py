@@ -17,6 +17,7 @@ from stasis.agent.files import remaps
 from stasis.agent.files.capture import Capture as AreaCapture
 from stasis.agent.files.capture import areas, capture
 from stasis.agent.network import images
+from stasis.agent.network.translate import Bound
 from stasis.agent.node import Job, Node
 from stasis.agent.pipes import Copied, Held, Stream
 from stasis.agent.stream import Capture
@@ -61,7 +62,7 @@ class Captured:
     hostname: str
     stdio: dict[str, int]
     connections: list[Connection]
-    listening: list[int]
+    bound: list[Bound]
     areas: dict[str, Callable[[], Iterable[memoryview]]] = field(default_factory=dict)
     area_sizes: dict[str, AreaCapture] = field(default_factory=dict)
     copies: list[Copied] = field(default_factory=list)
@@ -105,8 +106,6 @@ def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Str
     pids = [pid for item in tree for pid in (item.pid, item.pgid, item.sid)]
     # Of a zombie CRIU writes a thread that it has never read.
     pids += [thread for item in tree for thread in item.threads if f"core-{thread}.img" in streams]
-    files = node.codec.load("files.img", read("files.img")).messages
-    listening = [item.isk.src_port for item in files if item.HasField("isk") and item.isk.state == 10]
     captured = Captured(
         images=streams,
         root=root,
@@ -114,7 +113,7 @@ def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Str
         hostname=names.hostname(pid1),
         stdio=_stdio(pid1),
         connections=images.connections(node.codec, read),
-        listening=sorted(set(listening)),
+        bound=images.bound(node.codec, read),
     )
     processes = {lookup.inner_pids(pid)[-1]: pid for pid in proctree.walk(lookup.find_root(pid1).pid)}
     links = remaps.links(node.codec, streams, read, processes)

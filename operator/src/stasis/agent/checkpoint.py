@@ -20,11 +20,10 @@ from stasis.agent.files.volumes import open_files
 from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.lookup import Root
 from stasis.agent.needs import needs
-from stasis.agent.network import lock, options
+from stasis.agent.network import diag, lock, options
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
 from stasis.agent.volume import write_word
-from stasis.core import connections
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Finding, Refused, UsageError
@@ -34,6 +33,8 @@ from stasis.store.reader import RankReader
 from stasis.store.writer import RankWriter, StoreOptions
 
 DRAIN_SECONDS = 1.0
+SETTLE_TRIES = 5
+SETTLE_SECONDS = 0.05
 DUMP_SECONDS = 600.0
 
 
@@ -144,28 +145,45 @@ class CheckpointRank:
             raise CheckpointFailed(f"rank {self.job.rank} ended before it was frozen")
         self._stopped = [lookup.inner_pids(pid)[-1] for pid in stopped & pids]
         self._pids = pids
-        if self._sockets is None:
-            self._sockets = TcpSockets(pids)
-            self._options = options.read(self._sockets)
-        options.hold(self._sockets)
+        self._hold_sockets()
         write_word(self._pid1, "state", "frozen")
         return {"processes": len(pids)}
 
-    def _gang(self) -> set[connections.IpAddress]:
-        return {connections.address(text) for pair in self.job.addresses.values() for text in pair}
+    def _hold_sockets(self) -> TcpSockets:
+        if self._sockets is None:
+            self._sockets = TcpSockets(self._pids)
+            self._options = options.read(self._sockets)
+        options.hold(self._sockets)
+        return self._sockets
 
-    def _own(self) -> set[connections.IpAddress]:
-        return {connections.address(text) for text in self.job.addresses[str(self.job.rank)]}
+    def _let_go_of_sockets(self) -> None:
+        if self._sockets is not None:
+            options.write(self._sockets, self._options)
+            self._sockets.close()
+            self._sockets = None
 
     def _drain(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._sockets is not None
-        return {"left": drain(self._sockets.connected(self._gang()), DRAIN_SECONDS)}
+        """Until nothing is in flight, and no connection is in a state that no image can hold: those settle when the
+        tree runs on for a moment."""
+        assert self._netns is not None
+        _, _, freezer = self.tree
+        for _ in range(SETTLE_TRIES):
+            sockets = self._hold_sockets()
+            left = drain(sockets.connected(self.job.gang()), DRAIN_SECONDS)
+            findings = diag.unsettled(self._netns, self.job.gang(), sockets.listening())
+            if not findings:
+                return {"left": left}
+            self._let_go_of_sockets()
+            freezer.thaw()
+            time.sleep(SETTLE_SECONDS)
+            self._pids = freezer.freeze()
+        raise Refused(findings)
 
     def _lock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
         assert self._sockets is not None
         assert self._netns is not None
-        lock.lock(self._netns, self._gang(), self._sockets.within(self._own()))
-        return {"in_flight": sum(s.in_flight for s in self._sockets.connected(self._gang()))}
+        lock.lock(self._netns, self.job.gang(), self._sockets.within(self.job.old(str(self.job.rank))))
+        return {"in_flight": sum(s.in_flight for s in self._sockets.connected(self.job.gang()))}
 
     def _capture(self, args: Mapping[str, Any]) -> dict[str, Any]:
         if self._captured is None:
@@ -177,8 +195,11 @@ class CheckpointRank:
             self._captured = capture_tree(
                 self.node, self._criu, pid1, inner, freezer.fd, self.job, timeout=DUMP_SECONDS
             )
-        table = self._captured.connections
-        return {"size": self._captured.size, "connections": [c.as_dict() for c in table]}
+        return {
+            "size": self._captured.size,
+            "connections": [c.as_dict() for c in self._captured.connections],
+            "bound": sorted({str(b.address) for b in self._captured.bound}),
+        }
 
     def _unlock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
         if self._netns is not None:
@@ -186,10 +207,7 @@ class CheckpointRank:
         return {}
 
     def _thaw(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        if self._sockets is not None:
-            options.write(self._sockets, self._options)
-            self._sockets.close()
-            self._sockets = None
+        self._let_go_of_sockets()
         if self._freezer is not None:
             with contextlib.suppress(OSError):
                 write_word(self._pid1, "state", "running")
@@ -240,8 +258,7 @@ class CheckpointRank:
             last_pid=captured.last_pid,
             hostname=captured.hostname,
             init=os.readlink(f"/proc/{self._root.pid}/exe"),
-            address=job.addresses[str(job.rank)][0],
-            peers={rank: first for rank, (first, _) in job.addresses.items()},
+            addresses=args.get("addresses", {}),
             stdio=captured.stdio,
             areas={name: area.data for name, area in captured.area_sizes.items()},
             stopped=tuple(self._stopped),
@@ -253,7 +270,6 @@ class CheckpointRank:
             fixes=args.get("fixes", {}),
             outside=tuple(args.get("outside", ())),
             options=self._options,
-            listening=tuple(captured.listening),
             timings={step: round(seconds, 4) for step, seconds in self._timings.items()},
         )
 
@@ -262,6 +278,7 @@ class CheckpointRank:
     def _release(self, args: Mapping[str, Any]) -> dict[str, Any]:
         if self._freezer is not None:  # None: the container is gone already
             write_word(self._pid1, "word", "released")
+            self._let_go_of_sockets()  # descriptors of ours would keep connections alive
             self._freezer.kill()
         self._close()
         return {}

@@ -69,6 +69,7 @@ class Criu:
                 "--leave-running",
                 *("--freeze-cgroup", f"/proc/self/fd/{cgroup}"),
                 *("--network-lock", "skip"),
+                "--skip-in-flight",  # of outsiders; the gang's were looked for before
                 *("--ghost-limit", str(1 << 40)),
             ]
             outcome, code = self._run(pid1, arguments, folder, fds, [], timeout)

@@ -11,6 +11,7 @@ from stasis.agent import provision
 from stasis.agent.criu import Criu
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.pipes import Buffers
+from stasis.core.connections import IpAddress, address
 from stasis.errors import UsageError
 
 
@@ -34,14 +35,15 @@ class Node:
 class Job:
     """What a rank's agent is told about the gang, with the first step. JSON as it travels: `Job(**args)`.
 
-    `addresses`: rank (as text) -> by what address the processes know it, and where it is now.
+    `addresses`: rank (as text) -> its addresses: that of its first pod, by which the processes know it, those of later
+    pods that are still in use, and at last the one that it has now.
     """
 
     container_id: str
     rank: int
     world_size: int
     repository: str  # reference of the repository, without a tag
-    addresses: dict[str, tuple[str, str]]
+    addresses: dict[str, tuple[str, ...]]
     volumes: tuple[str, ...] = ()  # mount points that a checkpoint carries (emptyDirs)
     releases: bool = True  # the tree will be released: pages are held by reference, not copied
     parent: str = ""  # digest of the rank's manifest to deduplicate against
@@ -49,10 +51,21 @@ class Job:
     uid: str = ""
     checkpoint: str = ""  # of a restore: its operation
 
+    def old(self, rank: str) -> dict[IpAddress, IpAddress]:
+        """Old addresses of a rank, each with the one that it has now."""
+        *before, now = (address(text) for text in self.addresses[rank])
+        return dict.fromkeys(before, now) | {now: now}
+
+    def gang(self) -> set[IpAddress]:
+        """All addresses of all ranks."""
+        return {address(text) for known in self.addresses.values() for text in known}
+
     @classmethod
     def from_args(cls, args: Any) -> Job:
         try:
-            addresses = {rank: (first, now) for rank, (first, now) in args["addresses"].items()}
+            addresses = {rank: tuple(known) for rank, known in args["addresses"].items()}
+            if not all(addresses.values()):
+                raise ValueError("a rank without an address")
             return cls(**{**args, "addresses": addresses, "volumes": tuple(args.get("volumes", ()))})
         except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the first step's arguments do not describe a job: {error}") from None

@@ -33,7 +33,7 @@ from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
 from stasis.agent.stream import write_all
 from stasis.agent.volume import VOLUME, put_into_volume, write_word
-from stasis.core.connections import Fix, address
+from stasis.core.connections import Fix
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
 from stasis.errors import Corrupt, RestoreFailed, UsageError
@@ -160,9 +160,8 @@ class RestoreRank:
         assert self._netns is not None
         write_word(self._pid1, "state", "restoring")
         set_hostname(self._pid1, config.hostname)
-        gang = {connections.address(text) for pair in job.addresses.values() for text in pair}
         self._translate()
-        lock.lock(self._netns, gang, [c.ends for c in config.table()])
+        lock.lock(self._netns, job.gang(), [c.ends for c in config.table()])
         nested.remake(self._pid1, config.cgroups, job.container_id)
         groups = [str(folder) for folder in set(self._groups())]
         order = sorted(config.areas, key=lambda area: area != "upper")  # mount points of others may lie in the layer
@@ -171,21 +170,12 @@ class RestoreRank:
     def _translate(self) -> None:
         """Where a rank has another address than its processes know, the old one goes on to mean it."""
         assert self._netns is not None
-        ranks = {
-            int(rank): {connections.address(first): connections.address(now)}
-            for rank, (first, now) in self.job.addresses.items()
-        }
+        ranks = {int(rank): self.job.old(rank) for rank in self.job.addresses}
         translate.check(ranks)
         own = ranks.pop(self.job.rank)
-        peers = {first: now for places in ranks.values() for first, now in places.items()}
+        peers = {old: now for places in ranks.values() for old, now in places.items()}
         bound = images.bound(self.node.codec, lambda name: self._reader.read(IMAGE_PREFIX + name, SMALL_IMAGE))
         translate.translate(self._netns, own, peers, [c.ends for c in self._config.table()], bound)
-
-    def _bound(self) -> list[translate.Bound]:
-        try:
-            return [translate.Bound(str(kind), address(where), int(port)) for kind, where, port in self._config.bound]
-        except (TypeError, ValueError) as error:
-            raise Corrupt(f"the config of rank {self.job.rank} holds a bound socket that is none: {error}") from None
 
     def _groups(self) -> list[Path]:
         mounts = cgroups.hierarchies()
@@ -288,7 +278,6 @@ class RestoreRank:
                 os.kill(pid, signal.SIGCONT)
         assert self._netns is not None
         self._gate = Gate(pids, self._netns)
-        options.write(self._gate.sockets, self._config.options)
 
     def _release_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
         assert self._gate is not None
@@ -299,6 +288,7 @@ class RestoreRank:
         assert self._gate is not None
         assert self._netns is not None
         diag.destroy(self._netns, self._config.leaving())
+        options.write(self._gate.sockets, self._config.options)  # timeouts and keepalives must not run while locked
         self._gate.poke()
         return {}
 

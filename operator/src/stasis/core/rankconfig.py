@@ -30,8 +30,7 @@ class RankConfig:
     last_pid: int  # highest pid of the tree: CRIU's helpers must get higher ones
     hostname: str
     init: str  # the keeper's program in the container; the name of its folder says which build
-    address: str  # that the processes know as their own: their first container's
-    peers: Mapping[str, str] = field(default_factory=dict)  # rank (as text) -> address by which the processes know it
+    addresses: Mapping[str, Any] = field(default_factory=dict)  # rank (as text) -> those by which processes know it
     stdio: Mapping[str, int] = field(default_factory=dict)  # resource (`pipe:[123]`) -> descriptor of init
     areas: Mapping[str, int] = field(default_factory=dict)  # area of files -> bytes of its files
     stopped: tuple[int, ...] = ()  # tasks that a signal had stopped: they stay so
@@ -41,7 +40,6 @@ class RankConfig:
     fixes: Mapping[str, Any] = field(default_factory=dict)  # inode of a socket -> `Fix`, so that both its ends agree
     outside: tuple[Any, ...] = ()  # [local, port, remote, port] of connections that lead out of the gang
     options: Mapping[str, Any] = field(default_factory=dict)  # `pid/fd` of a socket -> options that CRIU does not carry
-    listening: tuple[int, ...] = ()  # TCP ports
     open_on_volumes: tuple[Mapping[str, Any], ...] = ()  # files on volumes that are not carried
     huge_pages: Mapping[str, int] = field(default_factory=dict)  # size of a page in bytes -> pages in use
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +58,13 @@ class RankConfig:
             return [FourTuple(address(a), int(p), address(b), int(q)) for a, p, b, q in self.outside]
         except (TypeError, ValueError) as error:
             raise Corrupt(f"the config of rank {self.rank} holds a connection that is none: {error}") from None
+
+    def known(self) -> dict[int, tuple[str, ...]]:
+        """By which addresses the processes know each rank; the first one is its first pod's."""
+        try:
+            return {int(rank): tuple(str(address(text)) for text in known) for rank, known in self.addresses.items()}
+        except (TypeError, ValueError) as error:
+            raise Corrupt(f"the config of rank {self.rank} holds an address that is none: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": VERSION, **asdict(self)}

@@ -90,7 +90,7 @@ class _Demo:
                 restored = time.monotonic() - started
                 self.progress.update(stage, visible=False)
                 gang.wait_for(lambda: all(map(_more, gang.lines.values(), before)), LIMIT)  # noqa: B023
-                self._row(cycle, down, up, restored, time.monotonic() - started)
+                self._row(down, up, restored, time.monotonic() - started)
             self._finish(gang)
             operator.close()
             return gang.lines
@@ -114,13 +114,12 @@ class _Demo:
         if any(statuses.values()) or None in statuses.values():
             raise CheckpointFailed(f"the training ended with {statuses}: {_last(gang)}")
 
-    def _row(self, cycle: int, down: Report, up: Report, restored: float, first_step: float) -> None:
+    def _row(self, down: Report, up: Report, restored: float, first_step: float) -> None:
         stats = [result["stats"] for result in down.results[Step.STORE].values()]
         total = {name: sum(s[name] for s in stats) for name in ("raw", "zero", "duplicate", "stored")}
         at = down.seconds
         self.rows.append(
             {
-                "suspension": str(cycle + 1),
                 "all frozen": show.duration(at[Step.FREEZE] - at[Step.SAVE_DEVICES]),
                 "dump": show.duration(at[Step.CAPTURE] - at[Step.LOCK_NETWORK]),
                 "frozen, until durable": show.duration(at[Step.STORE] - at[Step.SAVE_DEVICES]),
@@ -135,10 +134,11 @@ class _Demo:
 
     def _table(self) -> Table:
         table = Table(title=f"{self.spec.ranks} ranks, fresh containers and other addresses each time")
+        table.add_column("suspension")
+        for cycle in range(len(self.rows)):
+            table.add_column(str(cycle + 1), justify="right")
         for name in self.rows[0]:
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            table.add_row(*row.values())
+            table.add_row(name, *(row[name] for row in self.rows))
         return table
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stasis.core.connections import Connection, address, mend
+from stasis.core.connections import Connection, address, aliases_in_use, mend
 from stasis.core.gang import Hook, Results
 from stasis.core.plan import Kind, Spec, Timing
+from stasis.core.rankconfig import RankConfig
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Finding, Refused, ResourceShort, RestoreFailed, StasisError, UsageError
 from stasis.local.gang import LocalGang
@@ -22,19 +23,28 @@ from stasis.store.reference import Reference
 OnStage = Callable[[Step], None]
 
 
-def comparing(addresses: Collection[str]) -> Hook:
-    """After the capture the two ends of each of the gang's connections must agree; how to mend them, and which lead
-    outside the gang, goes with each rank's part of the checkpoint. `addresses`: all that its members go by. The hook
-    raises CheckpointFailed, naming both ends, where they contradict each other."""
-    gang = [address(text) for text in addresses]
+def comparing(addresses: Mapping[int, Sequence[str]]) -> Hook:
+    """After the capture the two ends of each of the gang's connections must agree. How to mend them, which lead outside
+    the gang, and which addresses are still in use goes with each rank's part of the checkpoint. `addresses`: all by
+    which each rank was ever known, its first pod's first. The hook raises CheckpointFailed, naming both ends, where
+    they contradict each other."""
+    known = {rank: [address(text) for text in texts] for rank, texts in addresses.items()}
+    aliases = {alias: first for first, *others in known.values() for alias in others if alias != first}
 
     def compare(step: Step, results: Results) -> Mapping[int, Mapping[str, Any]]:
         if step is not Step.CAPTURE:
             return {}
         tables = {rank: [Connection.from_dict(c) for c in result["connections"]] for rank, result in results.items()}
-        mended = mend(tables, gang)
+        bound = [address(text) for result in results.values() for text in result["bound"]]
+        mended = mend(tables, [ip for of in known.values() for ip in of], aliases)
+        used = aliases_in_use(tables.values(), bound, aliases)
+        still = {
+            str(rank): [str(first), *(str(alias) for alias in dict.fromkeys(others) if alias in used)]
+            for rank, (first, *others) in known.items()
+        }
         return {
             rank: {
+                "addresses": still,
                 "fixes": {str(inode): asdict(fix) for inode, fix in mended.fixes[rank].items()},
                 "outside": [[str(e.local), e.local_port, str(e.remote), e.remote_port] for e in mended.outside[rank]],
             }
@@ -67,7 +77,7 @@ class LocalOperator:
         )
         self._timing = timing or Timing()
         self._on_stage = on_stage
-        self._first: dict[int, str] = {}  # addresses as the processes know them
+        self._known: dict[int, tuple[str, ...]] = {}  # addresses by which the processes know each rank
         self._parents: Mapping[int, str] = {}  # manifests of the checkpoint before
         self.last: Report | None = None
 
@@ -89,8 +99,7 @@ class LocalOperator:
             jobs[str(rank)]["parent"] = parent
         ranks = tuple(sorted(self.gang.places))
         spec = Spec(uid, self.agent.next_serial(), kind, ranks, args={Step.PREPARE: jobs}, timing=self._timing)
-        known = {text for job in jobs.values() for pair in job["addresses"].values() for text in pair}
-        report = self.agent.run(spec, comparing(known), self._on_stage)
+        report = self.agent.run(spec, comparing(self._addresses()), self._on_stage)
         if not report.succeeded or report.commit is None:
             raise failure(report, CheckpointFailed)
         self._parents = report.commit.manifests
@@ -115,10 +124,9 @@ class LocalOperator:
         with open_checkpoint(self.where) as checkpoint:
             uid = checkpoint.uid
             manifests = {rank.rank: rank.digest for rank in checkpoint.ranks}
-            configs = {rank.rank: rank.config for rank in checkpoint.ranks}
+            self._known = RankConfig.from_dict(checkpoint.ranks[0].config).known()
         if set(manifests) != set(self.gang.places):
             raise UsageError(f"{self.where} has the ranks {sorted(manifests)}, the gang {sorted(self.gang.places)}")
-        self._first = {rank: str(config["address"]) for rank, config in configs.items()}
         self.gang.replace(new_addresses=new_addresses, options=options)
         jobs = self._jobs(uid=uid, releases=True)
         for rank, digest in manifests.items():
@@ -141,10 +149,15 @@ class LocalOperator:
         self.last = report
         return report
 
+    def _addresses(self) -> dict[int, list[str]]:
+        """All of each rank: its first pod's, later ones still in use, and at last the one that it has now."""
+        places = self.gang.places.items()
+        return {rank: [*(a for a in self._known.get(rank, ()) if a != p.address), p.address] for rank, p in places}
+
     def _jobs(self, *, uid: str, releases: bool) -> dict[str, dict[str, Any]]:
         """Each rank's arguments of the first step."""
         places = self.gang.places
-        addresses = {str(rank): (self._first.get(rank, p.address), p.address) for rank, p in places.items()}
+        addresses = {str(rank): known for rank, known in self._addresses().items()}
         return {
             str(rank): {
                 "container_id": place.container.id,
