@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stasis.errors import Unavailable
 from stasis.store.layout import LayoutRepository
 from stasis.store.reader import RankReader
 from stasis.store.repository import Repository
@@ -19,6 +20,19 @@ def store(repo: Repository, data: bytes, parent: RankReader | None = None, uid: 
     writer = RankWriter(repo, uid=uid, rank=0, parent=parent)
     writer.put("pages-1.img", data)
     return writer.finish({})
+
+
+class Counting(LayoutRepository):
+    """Counts what is read, and fails on demand."""
+
+    reads = 0
+    broken = False
+
+    def read_into(self, digest: str, offset: int, into: memoryview) -> None:
+        self.reads += 1
+        if self.broken:
+            raise Unavailable("for now")
+        super().read_into(digest, offset, into)
 
 
 def memory(tensors: list[bytes], seed: int, gaps: bool) -> bytes:
@@ -98,13 +112,6 @@ def test_each_kind_of_bytes_is_compressed_as_suits_it(tmp_path: Path, kind: str,
 def test_a_generation_needs_no_more_requests_than_its_runs(tmp_path: Path) -> None:
     """Chunks scattered over the parent's packs are fetched in ranges, neighbours together."""
 
-    class Counting(LayoutRepository):
-        reads = 0
-
-        def read_into(self, digest: str, offset: int, into: memoryview) -> None:
-            self.reads += 1
-            super().read_into(digest, offset, into)
-
     repo = Counting(tmp_path)
     data = bytearray(np.random.default_rng(0).bytes(64 * MIB))
     first = store(repo, bytes(data))
@@ -115,3 +122,26 @@ def test_a_generation_needs_no_more_requests_than_its_runs(tmp_path: Path) -> No
     before = repo.reads
     assert reader.read("pages-1.img", len(data)) == data
     assert repo.reads - before <= 26  # 22 pages changed, 8 runs of 8 MiB
+
+
+def test_many_small_images_are_read_with_few_requests(tmp_path: Path) -> None:
+    repo = Counting(tmp_path)
+    writer = RankWriter(repo, uid="uid", rank=0)
+    for number in range(300):
+        writer.put(f"core-{number}.img", b"%d" % number * 50)
+    reader = RankReader(repo, writer.finish({}).manifest)
+    _ = reader.index
+    before = repo.reads
+    assert {reader.read(name, 1000) for name in reader.names()} == {b"%d" % number * 50 for number in range(300)}
+    assert repo.reads - before == 1
+
+
+def test_a_reader_goes_on_after_an_error_that_passed(tmp_path: Path) -> None:
+    repo, data = Counting(tmp_path), np.random.default_rng(0).bytes(3 * MIB)
+    reader = RankReader(repo, store(repo, data).manifest)
+    _ = reader.index
+    repo.broken = True
+    with pytest.raises(Unavailable):
+        reader.read("pages-1.img", len(data))
+    repo.broken = False
+    assert reader.read("pages-1.img", len(data)) == data

@@ -12,6 +12,7 @@ from typing import Any, Self
 from stasis.errors import Corrupt, NotFound, UsageError
 from stasis.store import media
 from stasis.store.connect import open_repository
+from stasis.store.index import MAX_INDEX, MAX_PACK
 from stasis.store.media import Buffer, Descriptor, Manifest
 from stasis.store.reader import RankReader
 from stasis.store.reference import Reference
@@ -154,19 +155,30 @@ def copy(
         raise UsageError(f"{end} has no tag")
     with open_repository(start) as origin, open_repository(end) as goal, goal.hold():
         manifest = _find(origin, start)
-        ranks = [_child(origin, child) for child in manifest.children]
-        blobs = {blob.digest: blob for rank in ranks for blob in rank.needs}
-        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="stasis-copy") as threads:
-            jobs = [threads.submit(_copy_blob, origin, goal, blob, progress) for blob in blobs.values()]
-            try:
-                for job in jobs:
-                    job.result()
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-        for rank in ranks:
-            goal.put_manifest(rank.body, media.MANIFEST)
+        copy_ranks(origin, goal, manifest.children, progress=progress)
         return goal.put_manifest(manifest.body, media.IMAGE_INDEX, tag)
+
+
+def copy_ranks(
+    origin: Repository,
+    goal: Repository,
+    ranks: Sequence[Descriptor],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Copies ranks that may not be published yet, as `copy` does: what a restarted agent continues with."""
+    with goal.hold(), ThreadPoolExecutor(_PARALLEL, thread_name_prefix="stasis-copy") as threads:
+        manifests = [_child(origin, rank) for rank in ranks]
+        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.needs}
+        jobs = [threads.submit(_copy_blob, origin, goal, blob, progress) for blob in blobs.values()]
+        try:
+            for job in jobs:
+                job.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+        for manifest in manifests:
+            goal.put_manifest(manifest.body, media.MANIFEST)
 
 
 def _child(repo: Repository, descriptor: Descriptor) -> Manifest:
@@ -178,6 +190,8 @@ def _child(repo: Repository, descriptor: Descriptor) -> Manifest:
 
 def _copy_blob(origin: Repository, goal: Repository, blob: Descriptor, progress: Callable[[int], None] | None) -> None:
     parts: list[Buffer] = []
+    if blob.size > max(MAX_PACK, MAX_INDEX):
+        raise Corrupt(f"{blob.digest} ({blob.media_type}): {blob.size} bytes are too many")
     try:
         for offset in range(0, blob.size, _READ):
             parts.append(read(origin, blob.digest, offset, min(_READ, blob.size - offset)))

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import xxhash
 
@@ -24,14 +23,25 @@ CACHE = 64 << 20  # bytes of frames kept for later runs
 Frames = dict[int, Bytes]
 
 
-@dataclass
-class _Kept:
-    coming: Future[Frames]
-    users: int = 0
+class Frame:
+    """A frame that was asked for; its bytes stay valid until it is released."""
+
+    def __init__(self, number: int, coming: Future[Frames]) -> None:
+        self.number = number
+        self.users = 0
+        self._coming = coming
+
+    def bytes(self) -> Bytes:
+        """Waits; raises what went wrong."""
+        return self._coming.result()[self.number]
+
+    @property
+    def failed(self) -> bool:
+        return self._coming.done() and self._coming.exception() is not None
 
 
 class Fetcher:
-    """One reader's frames; `get` and `release` are for one thread."""
+    """A reader's frames, for all streams that it reads; those used last are kept. For any number of threads."""
 
     def __init__(self, repo: Repository, index: Index) -> None:
         self._repo, self._index = repo, index
@@ -40,36 +50,40 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="stasis-fetch")
         self._ranges = Pool(RANGE, threads)
         self._buffers = Pool(MAX_FRAME, 1 << 30)  # bounded by what is kept
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Frame] = OrderedDict()
 
-    def get(self, wanted: Iterable[int]) -> dict[int, Future[Frames]]:
-        """Starts to fetch frames, all but those at hand; the result of a frame's future holds it under its number.
-
-        They stay valid until they are released as often as asked for."""
-        out: dict[int, Future[Frames]] = {}
+    def get(self, wanted: Iterable[int]) -> dict[int, Frame]:
+        """Starts to fetch those of the frames that are not at hand."""
+        out: dict[int, Frame] = {}
         missing = []
-        for number in wanted:
-            if number in self._kept:
+        with self._lock:
+            for number in wanted:
+                kept = self._kept.get(number)
+                if kept is None or kept.failed:
+                    missing.append(number)
+                    continue
                 self._kept.move_to_end(number)
-                self._kept[number].users += 1
-                out[number] = self._kept[number].coming
-            else:
-                missing.append(number)
-        for group in _ranges(self._index, missing):
-            future = self._threads.submit(self._fetch, group)
-            for number in group:
-                out[number] = future
-                self._kept[number] = _Kept(future, 1)
+                kept.users += 1
+                out[number] = kept
+            for group in _ranges(self._index, missing):
+                coming = self._threads.submit(self._fetch, group)
+                for number in group:
+                    out[number] = self._kept[number] = Frame(number, coming)
+                    out[number].users = 1
         return out
 
-    def release(self, numbers: Iterable[int]) -> None:
+    def release(self, frames: Iterable[Frame]) -> None:
         """What nobody uses is forgotten, the longest unused first, when the cache is full."""
-        for number in numbers:
-            self._kept[number].users -= 1
-        excess = len(self._kept) - CACHE // MAX_FRAME
-        if excess > 0:
-            for number in [n for n, kept in self._kept.items() if not kept.users][:excess]:
-                self._buffers.give(self._kept.pop(number).coming.result().pop(number))
+        with self._lock:
+            for frame in frames:
+                frame.users -= 1
+            excess = len(self._kept) - CACHE // MAX_FRAME
+            if excess > 0:
+                for number in [number for number, frame in self._kept.items() if not frame.users][:excess]:
+                    frame = self._kept.pop(number)
+                    if not frame.failed:
+                        self._buffers.give(frame.bytes())
 
     def _fetch(self, numbers: Sequence[int]) -> Frames:
         frames = self._index.frames
@@ -86,9 +100,6 @@ class Fetcher:
             return out
         finally:
             self._ranges.give(buffer)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
 
 
 class FrameDecoder:

@@ -30,6 +30,7 @@ _FULL = re.compile(
     rb'no space left|insufficient.?storage|disk quota|quota exceeded|QUOTA|"Err":(28|122)\b', re.IGNORECASE
 )
 _ERROR_BODY = 64 << 10
+MAX_ANSWER = 4 << 20  # bytes; also what a manifest may have
 _ACTION = {"GET": "pull", "HEAD": "pull", "DELETE": "delete"}  # tokens are kept apart by what they allow
 Response = urllib3.BaseHTTPResponse
 
@@ -45,12 +46,18 @@ class HttpOptions:
     longest_wait: float = 10
 
 
+@dataclass(frozen=True)
+class Answer:
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class Retries:
     """The waits of one operation."""
 
-    def __init__(self, options: HttpOptions, patience: float | None = None) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         self._options = options
-        self._left = options.patience if patience is None else patience
+        self._left = options.patience
         self._next = options.first_wait
 
     def wait(self, error: StoreError) -> None:
@@ -81,41 +88,35 @@ class Client:
         self._tokens: dict[str, str] = {}  # action -> Authorization
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Sequence[Buffer] = (),
-        stream: bool = False,
-        patience: float | None = None,
-    ) -> Response:
-        """A response of 2xx; anything else is an error of stasis.errors. Not for PATCH."""
-        retries = Retries(self.options, patience)
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: Sequence[Buffer] = ()
+    ) -> Answer:
+        """An answer of 2xx; anything else is an error of stasis.errors. Not for PATCH."""
+        retries = Retries(self.options)
         while True:
             try:
-                return self.once(method, url, headers=headers, body=body, stream=stream)
+                return self.once(method, url, headers=headers, body=body)
             except StoreError as error:
                 retries.wait(error)
 
     def once(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: Sequence[Buffer] = (),
-        stream: bool = False,
-    ) -> Response:
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: Sequence[Buffer] = ()
+    ) -> Answer:
         """One try, two where the registry asks for authentication."""
+        response = self.stream(method, url, headers=headers, body=body)
+        return Answer(response.headers, _read(response, MAX_ANSWER, method, url))
+
+    def stream(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: Sequence[Buffer] = ()
+    ) -> Response:
+        """As `once`; the body is for the caller to read, and the connection to release or close."""
         url = urljoin(self.base, url)
         action = _ACTION.get(method, "push")
-        response = self._send(method, url, headers or {}, body, stream, self._tokens.get(action, ""))
+        response = self._send(method, url, headers or {}, body, self._tokens.get(action, ""))
         if response.status == 401 and self._ours(url):
             challenge = response.headers.get("WWW-Authenticate", "")
-            _discard(response)
+            response.close()
             token = self._authenticate(challenge, action)
-            response = self._send(method, url, headers or {}, body, stream, token)
+            response = self._send(method, url, headers or {}, body, token)
         if 200 <= response.status < 300:
             return response
         raise self._error(method, url, response)
@@ -123,9 +124,7 @@ class Client:
     def _ours(self, url: str) -> bool:
         return urlsplit(url)[:2] == urlsplit(self.base)[:2]
 
-    def _send(
-        self, method: str, url: str, headers: Mapping[str, str], body: Sequence[Buffer], stream: bool, token: str
-    ) -> Response:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: Sequence[Buffer], token: str) -> Response:
         sent = {"User-Agent": "stasis", **headers}
         if token and self._ours(url):  # an upload's location may be elsewhere
             sent["Authorization"] = token
@@ -138,7 +137,7 @@ class Client:
                 url,
                 headers=sent,
                 body=cast(Iterable[bytes], iter(body)) if body else None,
-                preload_content=not stream,
+                preload_content=False,
                 redirect=follow,
                 retries=urllib3.Retry(0, redirect=5, raise_on_redirect=True, raise_on_status=False)
                 if follow
@@ -168,25 +167,30 @@ class Client:
             raise Denied(f"{self._host} sends credentials to {realm[:200]!r}, which is not https")
         fields = {key: asked[key] for key in ("service", "scope") if key in asked}
         headers = {"User-Agent": "stasis"}
+        method, url, form = "GET", f"{realm}?{urlencode(fields)}", None
+        if credentials and credentials.identity_token:
+            fields |= {
+                "grant_type": "refresh_token",
+                "refresh_token": credentials.identity_token,
+                "client_id": "stasis",
+            }
+            method, url, form = "POST", realm, urlencode(fields)
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        elif credentials:
+            headers["Authorization"] = credentials.basic
         retries = Retries(self.options)
         while True:
             try:
-                if credentials and credentials.identity_token:
-                    form = {"grant_type": "refresh_token", "refresh_token": credentials.identity_token} | fields
-                    sent = headers | {"Content-Type": "application/x-www-form-urlencoded"}
-                    form_body = urlencode(form | {"client_id": "stasis"})
-                    response = self._pool.request("POST", realm, body=form_body, headers=sent, retries=False)
-                else:
-                    if credentials:
-                        headers["Authorization"] = credentials.basic
-                    response = self._pool.request("GET", f"{realm}?{urlencode(fields)}", headers=headers, retries=False)
+                response = self._pool.request(
+                    method, url, headers=headers, body=form, preload_content=False, retries=False
+                )
                 if response.status != 200:
-                    raise self._error("GET", realm, response)
-                answer = json.loads(response.data[:_ERROR_BODY])
+                    raise self._error(method, url, response)
+                answer = json.loads(_read(response, MAX_ANSWER, method, url))
                 return str(answer.get("token") or answer["access_token"])
             except (ValueError, KeyError, AttributeError):
                 raise Denied(f"{_shown(realm)} gave no token for {self._host}") from None
-            except HTTPError as error:
+            except (HTTPError, OSError) as error:
                 retries.wait(Unavailable(f"{_shown(realm)}: {_cause(error)}"))
             except StoreError as error:
                 retries.wait(error)
@@ -194,10 +198,13 @@ class Client:
     def _error(self, method: str, url: str, response: Response) -> StoreError:
         status = response.status
         try:
-            text = response.read(_ERROR_BODY) if not response.closed else response.data
-        except HTTPError:
+            text = response.read(_ERROR_BODY)
+        except (HTTPError, OSError):
             text = b""
-        _discard(response)
+        if len(text) < _ERROR_BODY:
+            response.release_conn()
+        else:
+            response.close()
         what = f"{method} {_shown(url)}: {status} {_message(text)}".strip()
         if status in (401, 403):
             return Denied(what, remedy="log in with an account that may do this")
@@ -232,11 +239,18 @@ def _pool(base: str, options: HttpOptions) -> urllib3.PoolManager:
     return urllib3.PoolManager(maxsize=16, timeout=timeout)
 
 
-def _discard(response: Response) -> None:
+def _read(response: Response, limit: int, method: str, url: str) -> bytes:
+    """The whole body, at most `limit` bytes."""
     try:
-        response.drain_conn()
-    except HTTPError:
+        body = response.read(limit + 1)
+    except (HTTPError, OSError) as error:
         response.close()
+        raise Unavailable(f"{method} {_shown(url)}: {_cause(error)}") from error
+    if len(body) > limit:
+        response.close()
+        raise StoreError(f"{method} {_shown(url)}: answers with more than {limit} bytes")
+    response.release_conn()
+    return body
 
 
 def _shown(url: str) -> str:

@@ -23,7 +23,7 @@ VERSION = 1
 HOLE = 0xFFFFFFFF  # an extent's chunk number: `count` zero pages instead
 MAX_INDEX = 1 << 30
 MAX_NAME = 4096
-MAX_PACK = 1 << 32
+MAX_PACK = 512 << 20
 
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "<u4"), ("rank", "<u4"), ("uid", "S64")]

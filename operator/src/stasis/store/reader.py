@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,8 +14,8 @@ import numpy as np
 from stasis.errors import Corrupt, NotFound, UsageError
 from stasis.store import media
 from stasis.store.chunker import PAGE
-from stasis.store.fetch import Fetcher, Frames, check_chunk
-from stasis.store.index import HOLE, MAX_INDEX, Chunk, Index
+from stasis.store.fetch import Fetcher, Frame, check_chunk
+from stasis.store.index import HOLE, MAX_INDEX, MAX_PACK, Chunk, Index
 from stasis.store.media import Descriptor
 from stasis.store.repository import Repository, fetch
 from stasis.store.verify import verify_packs
@@ -35,30 +34,35 @@ class _Run:
 
     items: list[Chunk | int] = field(default_factory=list)
     frames: dict[int, None] = field(default_factory=dict)
-    coming: dict[int, Future[Frames]] = field(default_factory=dict)
+    coming: dict[int, Frame] = field(default_factory=dict)
 
     def slice(self, frame: int, start: int, end: int) -> memoryview:
-        return self.coming[frame].result()[frame].data[start:end]
+        return self.coming[frame].bytes().data[start:end]
 
 
 class RankReader:
-    """A rank as it was stored. Opening reads the manifest only; config and index follow when asked for.
+    """A rank as it was stored, for any number of threads. Opening reads the manifest only; config and index follow when
+    asked for. `manifest`: its descriptor or digest.
 
     Methods raise errors.Corrupt naming the blob (and the byte) where anything is not as it was written."""
 
-    def __init__(self, repo: Repository, manifest: Descriptor) -> None:
+    def __init__(self, repo: Repository, manifest: Descriptor | str) -> None:
         self.repository = repo
+        self.digest = manifest if isinstance(manifest, str) else manifest.digest
+        where = f"manifest {self.digest}"
         try:
-            self._manifest = repo.get_manifest(manifest.digest)
+            self._manifest = repo.get_manifest(self.digest)
         except NotFound:
-            raise Corrupt(f"manifest {manifest.digest} is missing in {repo.reference}") from None
-        where, notes = f"manifest {manifest.digest}", self._manifest.annotations
+            raise Corrupt(f"{where} is missing in {repo.reference}") from None
+        notes = self._manifest.annotations
         layers = self._manifest.children
         if self._manifest.artifact_type != media.RANK_ARTIFACT or not layers:
             raise Corrupt(f"{where}: no rank of a checkpoint")
         if [layer.media_type for layer in layers] != [media.CHUNK_INDEX] + [media.PACK] * (len(layers) - 1):
             raise Corrupt(f"{where}: layers other than an index and packs")
-        self.digest, self.uid = manifest.digest, notes.get(media.UID, "")
+        if any(layer.size > MAX_PACK for layer in layers[1:]):
+            raise Corrupt(f"{where}: a pack of more than {MAX_PACK} bytes")
+        self.uid = notes.get(media.UID, "")
         rank = notes.get(media.RANK, "")
         if not rank.isascii() or not rank.isdigit() or len(rank) > 9:
             raise Corrupt(f"{where}: {rank!r:.20} is no rank")
@@ -130,21 +134,23 @@ class RankReader:
     def pieces(self, name: str) -> Iterator[memoryview]:
         """A stream in order, in verified pieces of up to 1 MiB, each valid until the next is asked for. Memory stays
         below some 250 MiB."""
-        number, fetcher = self._number(name), Fetcher(self.repository, self.index)
+        runs, under_way = self._runs(self._number(name)), deque[_Run]()
         try:
-            runs = self._runs(number)
-            under_way: deque[_Run] = deque()
             while True:
                 while len(under_way) <= AHEAD and (run := next(runs, None)):
-                    run.coming = fetcher.get(run.frames)
+                    run.coming = self._fetcher.get(run.frames)
                     under_way.append(run)
                 if not under_way:
                     return
-                run = under_way.popleft()
-                yield from self._play(run)
-                fetcher.release(run.frames)
+                yield from self._play(under_way[0])
+                self._fetcher.release(under_way.popleft().coming.values())
         finally:
-            fetcher.close()
+            for run in under_way:
+                self._fetcher.release(run.coming.values())
+
+    @cached_property
+    def _fetcher(self) -> Fetcher:
+        return Fetcher(self.repository, self.index)
 
     def _runs(self, number: int) -> Iterator[_Run]:
         left = self.size(self.index.names[number])
@@ -184,7 +190,7 @@ class RankReader:
                 frame = -1
                 yield from _zeros(item)
                 continue
-            check_chunk(self.index, item, run.coming[item[1]].result()[item[1]])
+            check_chunk(self.index, item, run.coming[item[1]].bytes())
             if item[1] != frame or item[2] != end:
                 if frame >= 0:
                     yield run.slice(frame, start, end)
@@ -199,12 +205,9 @@ class RankReader:
         wanted = range(len(self.index.packs)) if numbers is None else numbers
         for frame in np.argsort(frames["offset"], kind="stable").tolist():
             last[int(frames["pack"][frame])] = frame
-        fetcher = Fetcher(self.repository, self.index)
-        try:
-            coming = fetcher.get(last[pack] for pack in wanted if pack in last)
-            return [pack not in last or _arrives(coming[last[pack]]) for pack in wanted]
-        finally:
-            fetcher.close()
+        # Not the reader's own fetcher: what that one keeps proves nothing about the repository.
+        coming = Fetcher(self.repository, self.index).get(last[pack] for pack in wanted if pack in last)
+        return [pack not in last or _arrives(coming[last[pack]]) for pack in wanted]
 
     def verify(self) -> int:
         """Re-reads every byte of config, index and packs; returns how many bytes. Raises what is wrong first."""
@@ -217,9 +220,9 @@ class RankReader:
         return sum(descriptor.size for descriptor in self._manifest.needs)
 
 
-def _arrives(coming: Future[Frames]) -> bool:
+def _arrives(frame: Frame) -> bool:
     try:
-        coming.result()
+        frame.bytes()
     except Corrupt:
         return False
     return True

@@ -14,7 +14,7 @@ from urllib3.exceptions import HTTPError
 from stasis.errors import Corrupt, NotFound, StoreError, Unavailable
 from stasis.store import media
 from stasis.store.credentials import Credentials, find_credentials
-from stasis.store.http import Client, HttpOptions, Refusal, Response, Retries
+from stasis.store.http import Answer, Client, HttpOptions, Refusal, Retries
 from stasis.store.media import Buffer, Descriptor, Manifest
 from stasis.store.reference import DIGEST, Reference
 from stasis.store.repository import PROBE, read, tail
@@ -109,7 +109,7 @@ class RegistryRepository:
         url, wanted, done = f"{self._at}/blobs/{digest}", len(into), 0
         try:
             headers = {"Range": f"bytes={offset}-{offset + wanted - 1}"}
-            response = self._client.once("GET", url, headers=headers, stream=True)
+            response = self._client.stream("GET", url, headers=headers)
         except Refusal as error:
             if error.status == 416:
                 raise Corrupt(f"{digest} in {self._reference} ends before byte {offset}") from None
@@ -150,16 +150,9 @@ class RegistryRepository:
 
     def get_manifest(self, reference: str) -> Manifest:
         url = f"{self._at}/manifests/{reference}"
-        response = self._client.request("GET", url, headers=_ACCEPT, stream=True)
-        try:
-            body = response.read(media.MAX_MANIFEST + 1)
-        except (HTTPError, OSError) as error:
-            raise Unavailable(f"GET {url} in {self._reference}: {error}") from error
-        finally:
-            response.close()
-        if len(body) > media.MAX_MANIFEST:
-            raise Corrupt(f"manifest {reference}: more than {media.MAX_MANIFEST} bytes")
-        digest = reference if DIGEST.fullmatch(reference) else response.headers.get("Docker-Content-Digest", "")
+        answer = self._client.request("GET", url, headers=_ACCEPT)
+        body = answer.body
+        digest = reference if DIGEST.fullmatch(reference) else answer.headers.get("Docker-Content-Digest", "")
         if DIGEST.fullmatch(digest) and media.digest_of(body) != digest:
             raise Corrupt(f"manifest {digest} in {self._reference}: its bytes have another digest")
         return media.parse_manifest(body, f"manifest {reference}")
@@ -181,13 +174,13 @@ class RegistryRepository:
         while True:
             query = {"n": str(_TAGS_PAGE)} | ({"last": last} if last else {})
             try:
-                response = self._client.request("GET", f"{self._at}/tags/list?{urlencode(query)}")
+                answer = self._client.request("GET", f"{self._at}/tags/list?{urlencode(query)}")
             except NotFound:
                 return []
-            listed = media.parse_json(response.data, f"tags of {self._reference}", media.MAX_MANIFEST).get("tags") or []
+            listed = media.parse_json(answer.body, f"tags of {self._reference}", media.MAX_MANIFEST).get("tags") or []
             new = {tag for tag in listed if isinstance(tag, str)} - found
             found |= new
-            if not new or "next" not in response.headers.get("Link", ""):
+            if not new or "next" not in answer.headers.get("Link", ""):
                 return sorted(found)
             last = listed[-1]
 
@@ -264,7 +257,7 @@ class _Upload:
         self._offset = _confirmed(response, 0)
         return False
 
-    def _follow(self, response: Response) -> None:
+    def _follow(self, response: Answer) -> None:
         self._location = response.headers.get("Location", self._location)
         if not self._location:
             raise StoreError("the registry gives no location for an upload")
@@ -278,7 +271,7 @@ class _Upload:
         return out
 
 
-def _confirmed(response: Response, otherwise: int) -> int:
+def _confirmed(response: Answer, otherwise: int) -> int:
     """Bytes that the registry has, by its Range header; '0-0' also stands for none."""
     match = re.fullmatch(r"(?:bytes=)?0-(\d{1,15})", response.headers.get("Range", ""))
     if not match:

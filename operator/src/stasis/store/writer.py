@@ -24,8 +24,8 @@ import xxhash
 from stasis.errors import ParentLost, StoreError, UsageError
 from stasis.store import media
 from stasis.store.chunker import MAX_CHUNK, PAGE, Cut, cut
-from stasis.store.frame import MAX_FRAME, Encoder, checksum
-from stasis.store.index import HOLE, MAX_NAME
+from stasis.store.frame import MAX_FRAME, MAX_STORED, Encoder, checksum
+from stasis.store.index import HOLE, MAX_NAME, MAX_PACK
 from stasis.store.media import Buffer, Descriptor
 from stasis.store.pack import Packer
 from stasis.store.pool import Bytes, Pool
@@ -129,7 +129,7 @@ class RankWriter:
         segments = max(workers + 6, min(4 * workers, options.memory_bytes // 4 // segment))
         self._segments = Pool(segment, segments)
         room = max(options.memory_bytes - segments * segment, 32 << 20)
-        pack_bytes = min(options.pack_bytes, room // 2)
+        pack_bytes = min(options.pack_bytes, room // 2, MAX_PACK - MAX_STORED)
         packs = _SPILLED_PACKS if options.spill_dir else max(2, min(options.uploads + 2, room // pack_bytes))
         self._packer = Packer(
             repo,
