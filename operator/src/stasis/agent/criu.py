@@ -25,7 +25,6 @@ from stasis.errors import CheckpointFailed, RestoreFailed
 LOADER = "ld-linux-x86-64.so.2"
 COMMON = (
     "--no-default-config",
-    "--stream",
     "--tcp-established",
     "--ext-unix-sk",
     "--file-locks",
@@ -66,6 +65,7 @@ class Criu:
                 "dump",
                 *("-t", str(root)),
                 *COMMON,
+                "--stream",
                 "--leave-running",
                 *("--freeze-cgroup", f"/proc/self/fd/{cgroup}"),
                 *("--network-lock", "skip"),
@@ -91,23 +91,29 @@ class Criu:
         cgroups: Sequence[Path],
         inherit: Mapping[str, int],
         timeout: float,
+        spill: bool = False,
     ) -> Outcome:
         """Restore a tree as a child of `pid1`, every task stopped, born in `cgroups`.
 
-        `inherit` maps resources of the images (`pipe:[123]`) to descriptors of the new container's.
+        `inherit` maps resources of the images (`pipe:[123]`) to descriptors of the new container's. `spill`: give the
+        images as files (of mode 0600, in a folder that is removed): CRIU reads memory in huge pages by its position,
+        which a stream has not.
         """
         with self._workplace(*inherit.values()) as (folder, fds):
-            server = Serve(folder, sources)
-            arguments = ["restore", "-d", "-s", *COMMON]
+            if spill:
+                _write_files(folder, sources)
+            server = None if spill else Serve(folder, sources)
+            arguments = ["restore", "-d", "-s", *COMMON, *([] if spill else ["--stream"])]
             for resource, fd in inherit.items():
                 arguments += ["--inherit-fd", f"fd[{fd}]:{resource}"]
             outcome, code = self._run(pid1, arguments, folder, fds, cgroups, timeout)
             if code != 0:
-                server.abandon()
-                raise first_error(server) or RestoreFailed(
-                    f"CRIU could not restore the tree: {explain(outcome.log, code)}"
-                )
-            server.join()
+                if server:
+                    server.abandon()
+                cause = first_error(server) if server else None
+                raise cause or RestoreFailed(f"CRIU could not restore the tree: {explain(outcome.log, code)}")
+            if server:
+                server.join()
             return outcome
 
     def kill(self) -> None:
@@ -158,6 +164,15 @@ class Criu:
             log += path.read_text(errors="replace")
         cpu = after.children_user + after.children_system - before.children_user - before.children_system
         return Outcome(log, cpu), code
+
+
+def _write_files(folder: Path, sources: Mapping[str, Callable[[int], None]]) -> None:
+    for name, write in sources.items():
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write(fd)
+        finally:
+            os.close(fd)
 
 
 def explain(log: str, code: int) -> str:

@@ -222,6 +222,7 @@ class RestoreRank:
                 cgroups=container_cgroups(pid1, Path(self._freezer.path)),
                 inherit=inherit,
                 timeout=RESTORE_SECONDS,
+                spill=bool(config.huge_pages),
             )
         finally:
             for fd in inherit.values():

@@ -25,7 +25,7 @@ from stasis.local.operator import LocalOperator
 PROGRAMS = "/case"
 EMPTYDIR, VOLUME = "/ed", "/pvc"
 CAPABILITIES = {"default": tuple(DEFAULT_CAPABILITIES), "none": (), "all": tuple(ALL_CAPABILITIES)}
-ATTEMPTS = 3  # a program may end before it is frozen
+ATTEMPTS = 3  # a program may be through with its steps before it is frozen
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,9 @@ class _Run:
             except StasisError as error:
                 return Evidence(self.lines(), failed=f"resume: {error}")
             self._on_stage("resumed")
-            return self._end(refused=refused, suspended=last)
+            evidence = self._end(refused=refused, suspended=last)
+            self.ended_early = evidence.status == 0 and steps(evidence.lines)[-1][0] == last
+            return evidence
 
     def _resume(self, operator: LocalOperator, options: Mapping[str, object]) -> None:
         self._on_stage("resume")
