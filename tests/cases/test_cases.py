@@ -40,6 +40,7 @@ EXPECTED = {
     "scheduling:plain": Verdict.RIGHT,
     "scheduling:pinned": Verdict.RIGHT,
     "huge_pages:plain": Verdict.RIGHT,
+    "cgroup_deep:plain": Verdict.RIGHT,
 }
 
 

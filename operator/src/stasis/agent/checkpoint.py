@@ -285,6 +285,8 @@ class CheckpointRank:
 
     def _continue(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Forget what was captured; give the processes back to their groups."""
+        if self._freezer is not None:
+            cgroups.move_all(self._freezer.nested)
         self._close()
         return {}
 
