@@ -134,12 +134,15 @@ def test_a_broken_download_goes_on_where_it_stopped(repo: Repository, proxy: Any
     assert len(broken) == 3
 
 
-def test_an_unreachable_registry_fails_cleanly_and_the_next_try_works(repo: Repository, proxy: Any) -> None:
+def test_an_overloaded_registry_fails_cleanly_and_the_next_try_works(
+    repo: Repository, proxy: Any, registry: Any
+) -> None:
     with open_repository(repo.reference, http=HttpOptions(patience=0.2, first_wait=0.05)) as impatient:
         proxy.fault = lambda request: (503, {}) if request.command == "PATCH" else None
         with pytest.raises(Unavailable):
             store(impatient, noise(7))
         assert list_checkpoints(repo.reference, repo) == []
+    assert not list((registry.root / "docker/registry/v2/repositories/ns/job/_uploads").rglob("data"))
     proxy.fault = lambda request: None
     checkpoint(repo, noise(7), "one")
     verify(f"{repo.reference}:one")

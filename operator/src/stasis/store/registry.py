@@ -19,6 +19,7 @@ from stasis.store.media import Buffer, Descriptor, Manifest
 from stasis.store.reference import DIGEST, Reference
 from stasis.store.repository import PROBE, read, tail
 
+_AT_ONCE = 512 << 10  # a blob up to this size needs no PATCH
 _PATCH = 32 << 20  # bytes sent before the registry confirms
 _RESTARTS = 5  # uploads begun anew before one is given up
 _READ = 1 << 20
@@ -208,7 +209,7 @@ class _Broken(Unavailable):
 
 
 class _Upload:
-    """One chunked upload: POST, PATCH until all is there, PUT. After a PATCH that broke the registry is asked how much
+    """One chunked upload: POST, PATCH until all is there, PUT. After one that broke the registry is asked how much
     it has; nothing is sent twice blindly."""
 
     def __init__(self, client: Client, at: str, descriptor: Descriptor, buffers: Sequence[Buffer]) -> None:
@@ -220,15 +221,31 @@ class _Upload:
 
     def run(self) -> None:
         self._follow(self._client.request("POST", f"{self._at}/uploads/"))
+        try:
+            self._send()
+        except StoreError:
+            self._cancel()
+            raise
+
+    def _send(self) -> None:
         while True:
             try:
+                if not self._offset and self._blob.size <= _AT_ONCE:
+                    return self._commit(self._views)
                 while self._offset < self._blob.size:
                     self._patch()
-                return self._commit()
+                return self._commit([])
             except Unavailable as error:
                 self._retries.wait(error)
                 if self._ask():
                     return None
+
+    def _cancel(self) -> None:
+        """So that what was sent takes no room; a registry that does not answer forgets it by itself one day."""
+        try:
+            self._client.once("DELETE", self._location)
+        except StoreError:
+            return
 
     def _patch(self) -> None:
         end = min(self._offset + _PATCH, self._blob.size)
@@ -241,10 +258,10 @@ class _Upload:
         self._offset = _confirmed(response, end)
         self._retries = Retries(self._client.options)  # it goes on, so patience begins anew
 
-    def _commit(self) -> None:
+    def _commit(self, body: Sequence[Buffer]) -> None:
         mark = "&" if "?" in self._location else "?"
         url = f"{self._location}{mark}{urlencode({'digest': self._blob.digest})}"
-        self._client.once("PUT", url, headers={"Content-Type": "application/octet-stream"})
+        self._client.once("PUT", url, headers={"Content-Type": "application/octet-stream"}, body=body)
 
     def _ask(self) -> bool:
         """Finds out how far the upload is; True if the blob is there after all. NotFound: the upload is forgotten."""

@@ -10,7 +10,6 @@ import os
 import re
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from stasis.errors import ParentLost, StoreError, UsageError
 from stasis.store import media
-from stasis.store.chunker import MAX_CHUNK, PAGE, Cut, cut
-from stasis.store.frame import MAX_FRAME, MAX_STORED, Encoder, checksum
-from stasis.store.index import HOLE, MAX_NAME, MAX_PACK
+from stasis.store.chunker import MAX_CHUNK, Cut, cut
+from stasis.store.chunks import ChunkStore, merged
+from stasis.store.frame import MAX_STORED
+from stasis.store.index import MAX_NAME, MAX_PACK
 from stasis.store.media import Buffer, Descriptor
 from stasis.store.pack import Packer
 from stasis.store.pool import Bytes, Pool
@@ -37,7 +36,6 @@ _UID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SEGMENT = 4 << 20
 SMALL = 64 << 10  # a stream up to this size never takes a segment
 _SPILLED_PACKS = 16
-BUNDLE_BELOW = 256 << 10  # new chunks of a segment that are fewer bytes than this share a frame with those of others
 
 
 @dataclass(frozen=True)
@@ -78,20 +76,6 @@ class _Stream:
     size: int = 0
     segments: int = 0
     extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-
-
-class _Bundle:
-    """Raw bytes of a frame in the making, and its chunks as (number, offset)."""
-
-    def __init__(self) -> None:
-        self.buffer = np.empty(MAX_FRAME, np.uint8)
-        self.size = 0
-        self.chunks: list[tuple[int, int]] = []
-
-    def add(self, number: int, chunk: Bytes) -> None:
-        self.buffer[self.size : self.size + chunk.size] = chunk
-        self.chunks.append((number, self.size))
-        self.size += chunk.size
 
 
 class RankWriter:
@@ -140,15 +124,13 @@ class RankWriter:
             spill=options.spill_dir,
         )
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="stasis-pack")
-        self._local = threading.local()
+        self._chunks = ChunkStore(self._tables, self._packer)
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
         self._streams: dict[str, _Stream] = {}
         self._adding = 0
-        self._bundle = _Bundle()
         self._error: BaseException | None = None
         self._done = False
-        self._zero = self._raw = self._fresh = 0
-        self._seconds: dict[str, float] = defaultdict(float)
 
     def warm(self) -> None:
         """Touches all buffers, so that what comes does not wait for fresh memory: before a freeze."""
@@ -173,6 +155,7 @@ class RankWriter:
             self._adding += 1
         try:
             self._take(stream, pieces)
+            self._check()
         except BaseException as error:
             self._fail(error)
             raise
@@ -240,94 +223,15 @@ class RankWriter:
     def _store(self, stream: _Stream, number: int, segment: Bytes, cuts: list[Cut], pooled: bool) -> None:
         try:
             if not self._error:
-                stream.extents[number] = self._store_cuts(segment, cuts)
+                stream.extents[number] = self._chunks.store(segment, cuts)
                 if self._progress and cuts:
-                    with self._lock:
+                    with self._telling:
                         self._progress(cuts[-1].end)
         except BaseException as error:
             self._fail(error)
         finally:
             if pooled:
                 self._segments.give(segment)
-
-    def _store_cuts(self, segment: Bytes, cuts: list[Cut]) -> list[tuple[int, int]]:
-        started = time.perf_counter()
-        view = segment.data
-        chunks = [c for c in cuts if not c.hole]
-        digests = [xxhash.xxh3_128_digest(view[c.start : c.end]) for c in chunks]
-        numbers, fresh = self._tables.claim(digests, [c.end - c.start for c in chunks])
-        new = [(n, c.start, c.end) for n, c, is_new in zip(numbers, chunks, fresh, strict=True) if is_new]
-        fresh_bytes = sum(end - start for _, start, end in new)
-        self._count("hash", started)
-        with self._lock:
-            self._raw += cuts[-1].end if cuts else 0
-            self._zero += sum(c.end - c.start for c in cuts if c.hole)
-            self._fresh += fresh_bytes
-        if fresh_bytes < BUNDLE_BELOW:
-            self._add_to_bundle(segment, new, fresh_bytes)
-        else:
-            self._store_frames(segment, new)
-        return _extents(cuts, numbers)
-
-    def _store_frames(self, segment: Bytes, new: list[tuple[int, int, int]]) -> None:
-        """Chunks (number, start, end) of the segment, as many to a frame as it takes."""
-        group: list[tuple[int, int, int]] = []
-        size = 0
-        for chunk in new:
-            length = chunk[2] - chunk[1]
-            if size + length > MAX_FRAME:
-                self._store_group(segment, group, size)
-                group, size = [], 0
-            group.append(chunk)
-            size += length
-        self._store_group(segment, group, size)
-
-    def _store_group(self, segment: Bytes, group: list[tuple[int, int, int]], size: int) -> None:
-        first, last = group[0][1], group[-1][2]
-        if last - first == size:  # neighbours: no copy
-            self._store_frame(segment[first:last], [(number, start - first) for number, start, _ in group])
-            return
-        scratch = self._scratch()
-        scratch.size, scratch.chunks = 0, []
-        for number, start, end in group:
-            scratch.add(number, segment[start:end])
-        self._store_frame(scratch.buffer[:size], scratch.chunks)
-
-    def _add_to_bundle(self, segment: Bytes, new: list[tuple[int, int, int]], size: int) -> None:
-        full = None
-        with self._lock:
-            if self._bundle.size + size > MAX_FRAME:
-                full, self._bundle = self._bundle, _Bundle()
-            for number, start, end in new:
-                self._bundle.add(number, segment[start:end])
-        if full:
-            self._store_frame(full.buffer[: full.size], full.chunks)
-
-    def _store_frame(self, raw: Bytes, chunks: list[tuple[int, int]]) -> None:
-        started = time.perf_counter()
-        parts, stride = self._encoder().encode(raw)
-        self._count("compress", started)
-        started = time.perf_counter()
-        pack, offset = self._packer.append(parts)
-        stored = sum(len(part) for part in parts)
-        self._tables.place((pack, stride, offset, stored, raw.size, checksum(parts)), chunks)
-        self._count("pack", started)
-
-    def _encoder(self) -> Encoder:
-        if not hasattr(self._local, "encoder"):
-            self._local.encoder = Encoder()
-        encoder: Encoder = self._local.encoder
-        return encoder
-
-    def _scratch(self) -> _Bundle:
-        if not hasattr(self._local, "scratch"):
-            self._local.scratch = _Bundle()
-        scratch: _Bundle = self._local.scratch
-        return scratch
-
-    def _count(self, stage: str, since: float) -> None:
-        with self._lock:
-            self._seconds[stage] += time.perf_counter() - since
 
     # The end.
 
@@ -349,8 +253,7 @@ class RankWriter:
     def _finish(self, config: Mapping[str, Any]) -> RankResult:
         self._workers.shutdown(wait=True)
         self._check()
-        if self._bundle.size:
-            self._store_frame(self._bundle.buffer[: self._bundle.size], self._bundle.chunks)
+        self._chunks.flush()
         with ThreadPoolExecutor(1) as side:
             probed: Future[None] = side.submit(self._probe_parent)
             self._packer.finish()
@@ -358,15 +261,14 @@ class RankWriter:
         started = time.perf_counter()
         streams = [(s.name, s.size, _joined(s)) for s in self._streams.values()]
         index = self._tables.index(self._uid, self._rank, streams)
-        blob = index.encode()
-        descriptor = media.describe(media.CHUNK_INDEX, blob)
-        self._repo.push(descriptor, [blob])
         stats = self._stats(started)
-        body = media.encode(
-            {"version": 1, "uid": self._uid, "rank": self._rank, "config": dict(config), "stats": vars(stats)}
-        )
-        config_descriptor = media.describe(media.RANK_CONFIG, body)
-        self._repo.push(config_descriptor, [body])
+        body = {"version": 1, "uid": self._uid, "rank": self._rank, "config": dict(config), "stats": vars(stats)}
+        with ThreadPoolExecutor(2) as side:
+            pushed = [
+                side.submit(self._push, media.CHUNK_INDEX, index.encode()),
+                side.submit(self._push, media.RANK_CONFIG, media.encode(body)),
+            ]
+            descriptor, config_descriptor = (done.result() for done in pushed)
         packs = [
             Descriptor(media.PACK, index.pack_digest(number), size)
             for number, size in enumerate(index.packs["size"].tolist())
@@ -378,6 +280,11 @@ class RankWriter:
         annotations = {media.UID: self._uid, media.RANK: str(self._rank)}
         result = Descriptor(stored.media_type, stored.digest, stored.size, media.RANK_ARTIFACT, annotations)
         return RankResult(result, self._stats(started))
+
+    def _push(self, media_type: str, blob: bytes) -> Descriptor:
+        descriptor = media.describe(media_type, blob)
+        self._repo.push(descriptor, [blob])
+        return descriptor
 
     def _probe_parent(self) -> None:
         used = self._tables.parent_packs_used
@@ -392,12 +299,13 @@ class RankWriter:
             )
 
     def _stats(self, finishing: float) -> Stats:
-        seconds = {**self._seconds, **self._packer.seconds}
+        done = self._chunks.counted
+        seconds = {**self._chunks.seconds, **self._packer.seconds}
         seconds |= {"finish": time.perf_counter() - finishing, "wall": time.monotonic() - self._started}
         return Stats(
-            raw=self._raw,
-            zero=self._zero,
-            duplicate=self._raw - self._zero - self._fresh,
+            raw=done.raw,
+            zero=done.zero,
+            duplicate=done.raw - done.zero - done.fresh,
             stored=self._packer.stored,
             chunks=self._tables.chunk_count,
             packs=self._tables.pack_count,
@@ -419,24 +327,5 @@ class RankWriter:
         self._closing.close()
 
 
-def _extents(cuts: list[Cut], numbers: list[int]) -> list[tuple[int, int]]:
-    """Runs of (first chunk number, count), holes as (HOLE, pages)."""
-    out: list[tuple[int, int]] = []
-    following = iter(numbers)
-    for c in cuts:
-        out.append((HOLE, -(-(c.end - c.start) // PAGE)) if c.hole else (next(following), 1))
-    return _merged(out)
-
-
-def _merged(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for first, count in extents:
-        if out and first == (HOLE if out[-1][0] == HOLE else out[-1][0] + out[-1][1]):
-            out[-1] = out[-1][0], out[-1][1] + count
-        else:
-            out.append((first, count))
-    return out
-
-
 def _joined(stream: _Stream) -> list[tuple[int, int]]:
-    return _merged(extent for number in range(stream.segments) for extent in stream.extents[number])
+    return merged(extent for number in range(stream.segments) for extent in stream.extents[number])
