@@ -25,7 +25,7 @@ from stasis.local.operator import LocalOperator
 PROGRAMS = "/case"
 EMPTYDIR, VOLUME = "/ed", "/pvc"
 CAPABILITIES = {"default": tuple(DEFAULT_CAPABILITIES), "none": (), "all": tuple(ALL_CAPABILITIES)}
-ATTEMPTS = 3  # a program may be through with its steps before it is frozen
+ATTEMPTS = 4  # a program may be through with its steps before it is frozen
 
 
 @dataclass(frozen=True)
