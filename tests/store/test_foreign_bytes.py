@@ -55,7 +55,7 @@ def test_a_damaged_frame_decodes_or_is_corrupt(data: st.DataObject) -> None:
 
 
 def test_a_bomb_is_refused_before_it_goes_off() -> None:
-    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 30))
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(256 << 20))
     stored = len(bomb).to_bytes(4, "little") + bomb
     tracemalloc.start()
     try:
