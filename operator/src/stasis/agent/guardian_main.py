@@ -30,8 +30,8 @@ from stasis.errors import StasisError
 
 GROUP = "stasis-guardian"
 POLL = 0.25  # seconds between two looks at the records
-GRACE = 2.0  # seconds in which a CRIU whose agent is gone may let go of the tree by itself
-SETTLE = 3.0  # seconds in which a CRIU that was on its way to the tree when its agent died has shown itself
+GRACE = 5.0  # seconds in which a CRIU whose agent is gone may let go of the tree by itself
+EXEC = 0.3  # seconds in which a CRIU that the agent was just starting has become one
 VOLUME = "stasis"  # of `node`, which needs more than the standard library
 TCP_REPAIR = 19  # linux/tcp.h
 
@@ -57,7 +57,6 @@ class Guard:
         self._populated = False
         self._let_go = False
         self._orphaned = False
-        self._settled_at = 0.0
         self._driver = self._drive(tree.deadline / 1e9)
         self._bell, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -76,12 +75,12 @@ class Guard:
                 ended = self.state.ended(self.tree.name)
                 if not ended:
                     self._driver.pump()
-                # It stays for a CRIU that freezes the tree again when it ends, and for an agent that does so unaware.
                 if (ended or self._let_go) and not self._free():
                     self.rescue()
-                elif (ended or (self._let_go and self._agent is None)) and now() >= self._settled_at:
+                elif ended or (self._let_go and self._agent is None):
                     self.log("the freeze is over")
                     return
+                # Else it stays also after a rescue: an agent that was stopped then may freeze the tree again, unaware.
             except Exception as error:  # whatever it is: to end would leave the tree frozen for ever
                 self.log(f"trying again: {type(error).__name__}: {error}")
             self._wait()
@@ -117,7 +116,7 @@ class Guard:
         """CRIU off the tree, its connections free, then the tree: each whatever became of the one before, since a tree
         that runs without its peers is better off than one that is frozen."""
         done = True
-        for step in (self._end_tracers, self._leave_repair, self._unlock, self._thaw):
+        for step in (self._end_criu, self._leave_repair, self._unlock, self._thaw):
             try:
                 step()
             except GroupGone:
@@ -135,7 +134,7 @@ class Guard:
     def _agent_died(self) -> None:
         if self.fate() != m.VOTED:
             # Nothing is worth waiting for: what CRIU was saving lived in the agent.
-            self._settled_at = now() + SETTLE
+            time.sleep(EXEC)
             if self._driver.machine.state is State.WATCHING:
                 self._driver = self._drive(now())
         self._orphaned = False
@@ -150,17 +149,19 @@ class Guard:
         return not pids and (self._populated or proctree.start_time(self.tree.root) != self.tree.root_start)
 
     def _free(self) -> bool:
-        return self._freezer.state() == "thawed" and not self._tracers() and not lock.is_locked(self._netns)
+        return self._freezer.state() == "thawed" and not lock.is_locked(self._netns)
 
-    def _end_tracers(self) -> None:
-        end = time.monotonic() + GRACE
-        while tracers := self._tracers():
-            if time.monotonic() > end:
-                for pid in tracers:
-                    self.log(f"killing process {pid}, which traces the tree")
-                    os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > 2 * GRACE + end:
-                raise RuntimeError(f"processes {sorted(tracers)} do not let go of the tree")
+    def _end_criu(self) -> None:
+        """A thaw under a CRIU that is at work kills the tree."""
+        end = now() + GRACE
+        while pids := _dumping(self.tree.cgroup) | self._tracers():
+            if now() > end:
+                for pid in pids:
+                    self.log(f"killing process {pid}, which dumps or traces the tree")
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            if now() > 2 * GRACE + end:
+                raise RuntimeError(f"processes {sorted(pids)} do not let go of the tree")
             time.sleep(0.02)
 
     def _unlock(self) -> None:
@@ -209,6 +210,18 @@ class Guard:
             self._said = text
             with contextlib.suppress(OSError):  # a full disk
                 os.write(self._log, f"{time.strftime('%FT%TZ', time.gmtime())} {text}\n".encode())
+
+
+def _dumping(group: str) -> set[int]:
+    """The CRIUs, and those that start one, that were given the group's folder, though they may not trace yet."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and "--freeze-cgroup" in proctree.read(int(entry), int(entry), "cmdline"):
+            with contextlib.suppress(OSError):
+                folders = (os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd"))
+                if group in folders:
+                    found.add(int(entry))
+    return found
 
 
 def _volume(pid1: int) -> int | None:
