@@ -13,6 +13,7 @@ CONFIG = RankConfig(
     rank=0,
     world_size=2,
     root=7,
+    threads=3,
     last_pid=12,
     hostname="gpt-0",
     init="/stasis/init-1-abc/init",

@@ -19,8 +19,9 @@ from stasis.agent.files.capture import areas, capture
 from stasis.agent.network import images
 from stasis.agent.network.translate import Bound
 from stasis.agent.node import Job, Node
-from stasis.agent.pipes import Copied, Held, Stream
+from stasis.agent.pipes import Copied, Held, Spilled, Stream
 from stasis.agent.stream import Capture
+from stasis.core.capacity import Mode
 from stasis.core.connections import Connection
 from stasis.errors import CheckpointFailed
 
@@ -77,13 +78,17 @@ class Captured:
         self.images.clear()
 
 
-def capture_tree(node: Node, criu: Criu, pid1: int, root: int, cgroup: int, job: Job, *, timeout: float) -> Captured:
+def capture_tree(
+    node: Node, criu: Criu, pid1: int, root: int, cgroup: int, job: Job, mode: Mode, *, timeout: float
+) -> Captured:
     """Capture the frozen tree below `root` (its pid inside the container); `cgroup`: its freezer's descriptor."""
 
     def make(name: str) -> Stream:
         if not name.startswith(("pages-", "ghost-file-")):
             return Small(name)
-        return Held() if job.releases else Copied(node.buffers)
+        if mode is Mode.HOLD:
+            return Held()
+        return Copied(node.buffers) if mode is Mode.COPY else Spilled(node.state)
 
     server, _ = criu.dump(pid1, root, cgroup, lambda folder: Capture(folder, make), timeout=timeout)
     streams = server.streams

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stasis.agent import attributes, cgroups, lookup, nested, proctree, scan
+from stasis.agent import attributes, cgroups, fingerprint, lookup, nested, proctree, scan
 from stasis.agent.capture import Captured, capture_tree
 from stasis.agent.files.volumes import open_files
 from stasis.agent.freezer import HIERARCHY, Freezer
@@ -23,16 +23,21 @@ from stasis.agent.needs import needs
 from stasis.agent.network import diag, lock, options
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
+from stasis.agent.reserve import Reservation
 from stasis.agent.volume import write_word
+from stasis.core.capacity import Amounts, Mode
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Finding, Refused, UsageError
 from stasis.store.connect import open_repository
 from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
 from stasis.store.reader import RankReader
+from stasis.store.reference import Reference
 from stasis.store.writer import RankWriter, StoreOptions
 
 DRAIN_SECONDS = 1.0
+STORE_MEMORY = 256 << 20  # bytes that storing may take, of each rank
+STORE_OPTIONS = StoreOptions(memory_bytes=STORE_MEMORY)
 SETTLE_TRIES = 5
 SETTLE_SECONDS = 0.05
 DUMP_SECONDS = 600.0
@@ -51,6 +56,7 @@ class CheckpointRank:
         self._gathered: list[dict[str, Any]] = []  # groups that gathering takes the tree out of
         self._netns: int | None = None
         self._freezer: Freezer | None = None
+        self._reservation: Reservation | None = None
         self._manifest: dict[str, Any] | None = None
         self._timings: dict[str, float] = {}
         self._criu = node.criu()
@@ -113,8 +119,7 @@ class CheckpointRank:
         self._gathered = [group for group in groups if group["hierarchy"] == HIERARCHY[freezer.version]]
         freezer.gather(root.pid)
         self._needs = needs(self._pid1, root)
-        if not job.releases:
-            self.node.buffers.reserve(self._needs.total)
+        self._reserve(self._needs.total)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "needs": self._needs.as_dict()}
 
     def _unattachable(self) -> list[Finding]:
@@ -134,6 +139,17 @@ class CheckpointRank:
         self._freezer = Freezer.of(self._pid1, container_id=self.job.container_id)
         if self._netns is None:
             self._netns = os.open(f"/proc/{self._pid1}/ns/net", os.O_RDONLY)
+
+    def _reserve(self, size: int) -> None:
+        """Room for the capture, and where the pages go; memory is faulted in before anything is frozen."""
+        job = self.job
+        if self._reservation is None:
+            stays = Reference.parse(job.repository).path is not None
+            kept = Amounts(memory=STORE_MEMORY, disk=size if stays else 0)
+            name = f"{job.uid}.{job.rank}"
+            self._reservation = self.node.ledger.reserve(name, size, releases=job.releases, kept=kept)
+        if self._reservation.plan.mode is Mode.COPY:
+            self.node.buffers.reserve(size)
 
     # Frozen.
 
@@ -171,6 +187,7 @@ class CheckpointRank:
             sockets = self._hold_sockets()
             left = drain(sockets.connected(self.job.gang()), DRAIN_SECONDS)
             findings = diag.unsettled(self._netns, self.job.gang(), sockets.listening())
+            findings += scan.scan(self._pid1, self._root, frozen=True)
             if not findings:
                 return {"left": left}
             self._let_go_of_sockets()
@@ -187,13 +204,21 @@ class CheckpointRank:
 
     def _capture(self, args: Mapping[str, Any]) -> dict[str, Any]:
         if self._captured is None:
+            assert self._reservation is not None
             pid1, root, freezer = self.tree
             inner = lookup.inner_pids(root.pid)[-1]
             self._attributes = attributes.attributes(pid1, root.pid)
             self._groups = self._gathered + nested.nested_groups(pid1, root, self.job.container_id)
             self._open_on_volumes = open_files(pid1, self._pids, ["/dev/shm", *self.job.volumes])
             self._captured = capture_tree(
-                self.node, self._criu, pid1, inner, freezer.fd, self.job, timeout=DUMP_SECONDS
+                self.node,
+                self._criu,
+                pid1,
+                inner,
+                freezer.fd,
+                self.job,
+                self._reservation.plan.mode,
+                timeout=DUMP_SECONDS,
             )
         return {
             "size": self._captured.size,
@@ -233,7 +258,7 @@ class CheckpointRank:
                 descriptor = Descriptor(MANIFEST, job.parent, len(known.body), RANK_ARTIFACT)
                 parent = RankReader(repository, descriptor)
             writer = RankWriter(
-                repository, uid=job.uid, rank=job.rank, parent=parent, options=StoreOptions(), progress=self._progress
+                repository, uid=job.uid, rank=job.rank, parent=parent, options=STORE_OPTIONS, progress=self._progress
             )
             stack.callback(writer.abort)
             with ThreadPoolExecutor(4, thread_name_prefix="store") as pool:
@@ -255,6 +280,7 @@ class CheckpointRank:
             rank=job.rank,
             world_size=job.world_size,
             root=captured.root,
+            threads=self._needs.threads,
             last_pid=captured.last_pid,
             hostname=captured.hostname,
             init=os.readlink(f"/proc/{self._root.pid}/exe"),
@@ -270,6 +296,8 @@ class CheckpointRank:
             fixes=args.get("fixes", {}),
             outside=tuple(args.get("outside", ())),
             options=self._options,
+            fingerprint=fingerprint.read(self.node.bundle, self._root.pid).as_dict(),
+            sizes={"memory": self._needs.memory},
             timings={step: round(seconds, 4) for step, seconds in self._timings.items()},
         )
 
@@ -294,6 +322,9 @@ class CheckpointRank:
         if self._captured is not None:
             self._captured.close()
             self._captured = None
+        if self._reservation is not None:
+            self._reservation.close()
+            self._reservation = None
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None

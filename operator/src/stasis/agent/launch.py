@@ -19,7 +19,7 @@ def enter(
     *,
     fds: Sequence[int] = (),
     cgroups: Sequence[Path] = (),
-    namespaces: str = "mnipu",
+    namespaces: str = "mnipuC",
     env: Mapping[str, str] | None = None,
     output: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stasis.agent import proctree
 from stasis.agent.lookup import Root, inner_thread
 from stasis.agent.scan.snapshot import Process, Tree, read_tree
-from stasis.errors import ResourceShort
 
 _KIB = 10
 _SECTOR = 512  # of st_blocks
@@ -83,19 +80,6 @@ def needs(pid1: int, root: Root) -> Needs:
         last_pid=max([*threads, *(process.inner for process in tree.processes)]),
         stopped=tuple(process.inner for process in tree.processes if process.state == "T"),
     )
-
-
-def require_huge_pages(counts: Mapping[str, int]) -> None:
-    """ResourceShort where the machine has fewer free huge pages (by size in bytes, as text) than a tree had in use."""
-    for size, count in counts.items():
-        free = 0
-        with contextlib.suppress(OSError, ValueError):
-            free = int(Path(f"/sys/kernel/mm/hugepages/hugepages-{int(size) >> _KIB}kB/free_hugepages").read_text())
-        if count > free:
-            raise ResourceShort(
-                f"the processes hold {count} huge pages of {int(size) >> 20} MiB, this machine has {free} free",
-                remedy="reserve huge pages (vm.nr_hugepages), or resume on a node that has them",
-            )
 
 
 def _kib(text: str, name: str) -> int:

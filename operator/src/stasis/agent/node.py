@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +13,7 @@ from stasis.agent import provision
 from stasis.agent.criu import Criu
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.pipes import Buffers
+from stasis.agent.reserve import Ledger
 from stasis.core.connections import IpAddress, address
 from stasis.errors import UsageError
 
@@ -26,6 +29,16 @@ class Node:
     @cached_property
     def codec(self) -> ImageCodec:
         return ImageCodec(self.bundle / "images.desc")
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Of this machine, whatever gang."""
+        return Ledger(Path(os.environ.get("STASIS_STATE") or "/var/lib/stasis") / "reservations")
+
+    def __post_init__(self) -> None:
+        """Pages that are held by reference take a descriptor for each MiB."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def criu(self) -> Criu:
         return Criu(self.bundle)

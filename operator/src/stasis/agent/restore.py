@@ -12,31 +12,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stasis.agent import attributes, cgroups, lookup, nested, provision
+from stasis.agent import admission, attributes, cgroups, lookup, nested
 from stasis.agent.criu import container_cgroups
-from stasis.agent.files.areas import require_room
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
-from stasis.agent.files.volumes import Difference, VolumeFile, differences, volume_points
+from stasis.agent.files.volumes import volume_points
 from stasis.agent.files.worker import lay_in_child
 from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.launch import enter
 from stasis.agent.names import set_hostname
-from stasis.agent.needs import require_huge_pages
 from stasis.agent.network import diag, images, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
 from stasis.agent.stream import write_all
-from stasis.agent.volume import VOLUME, put_into_volume, write_word
+from stasis.agent.volume import write_word
 from stasis.core.connections import Fix
 from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
 from stasis.core.steps import Step
-from stasis.errors import Corrupt, RestoreFailed, UsageError
+from stasis.errors import RestoreFailed, UsageError
 from stasis.store.connect import open_repository
 from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
 from stasis.store.reader import RankReader
@@ -44,6 +41,7 @@ from stasis.store.repository import Repository
 
 RESTORE_SECONDS = 600.0
 SMALL_IMAGE = 64 << 20  # images up to this size are read whole, changed where they must be, and served from memory
+LARGE_IMAGES = ("pages-", "ghost-file-")  # whatever their size
 
 
 class RestoreRank:
@@ -117,31 +115,10 @@ class RestoreRank:
                 f"the checkpoint {job.manifest} is of rank {self._config.rank} of {self._config.world_size}, "
                 f"not of rank {job.rank} of {job.world_size}"
             )
-        self._bring_init()
-        for area, size in self._config.areas.items():
-            require_room(self._pid1, area, size)
-        require_huge_pages(self._config.huge_pages)
-        return {"pid1": self._pid1, "notes": [str(change) for change in self._changed_on_volumes()]}
-
-    def _changed_on_volumes(self) -> list[Difference]:
-        """What others wrote into files that the processes have open: told, since no checkpoint holds it."""
-        try:
-            files = [VolumeFile(**file) for file in self._config.open_on_volumes]
-        except TypeError as error:
-            raise Corrupt(
-                f"the config of rank {self.job.rank} holds a file on a volume that is none: {error}"
-            ) from None
-        return differences(self._pid1, files)
-
-    def _bring_init(self) -> None:
-        """The tree was under one build of init, and its keeper maps that very file: have it in our volume."""
-        build = Path(self._config.init).parent.name
-        if Path(self._config.init) != Path("/", VOLUME, build, "init"):
-            raise RestoreFailed(f"the checkpoint's keeper is {self._config.init}, which is no init of ours")
-        binary = provision.init_builds().get(build)
-        if binary is None:
-            raise RestoreFailed(f"{build} is not on this node", remedy="keep the builds of init that checkpoints need")
-        put_into_volume(self._pid1, build, "init", binary.read_bytes())
+        notes = admission.admit(self._pid1, self._config, self.node.bundle)
+        self._images = self._small_images()
+        admission.require_rights(self.node.codec, self._pid1, self._images)
+        return {"pid1": self._pid1, "notes": notes}
 
     def _find(self) -> None:
         self._pid1 = lookup.find_pid1(self.job.container_id)
@@ -174,7 +151,7 @@ class RestoreRank:
         translate.check(ranks)
         own = ranks.pop(self.job.rank)
         peers = {old: now for places in ranks.values() for old, now in places.items()}
-        bound = images.bound(self.node.codec, lambda name: self._reader.read(IMAGE_PREFIX + name, SMALL_IMAGE))
+        bound = images.bound(self.node.codec, self._images.__getitem__)
         translate.translate(self._netns, own, peers, [c.ends for c in self._config.table()], bound)
 
     def _groups(self) -> list[Path]:
@@ -234,20 +211,27 @@ class RestoreRank:
         notes = attributes.reapply(pid1, self._root.pid, config.attributes)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "notes": notes}
 
+    def _image_names(self) -> list[str]:
+        names = self._reader.names()
+        return [name.removeprefix(IMAGE_PREFIX) for name in names if name.startswith(IMAGE_PREFIX)]
+
+    def _small_images(self) -> dict[str, bytes]:
+        """All but pages and large contents: what is looked at before the restore is what CRIU gets."""
+        reader = self._reader
+        sizes = {name: reader.size(IMAGE_PREFIX + name) for name in self._image_names()}
+        small = [name for name, size in sizes.items() if size <= SMALL_IMAGE and not name.startswith(LARGE_IMAGES)]
+        return {name: reader.read(IMAGE_PREFIX + name, SMALL_IMAGE) for name in small}
+
     def _sources(self) -> dict[str, Callable[[int], None]]:
         """What CRIU may ask for: small images from memory, some of them changed, long ones from the store."""
         reader, codec = self._reader, self.node.codec
-        names = [name.removeprefix(IMAGE_PREFIX) for name in reader.names() if name.startswith(IMAGE_PREFIX)]
-        small = [name for name in names if reader.size(IMAGE_PREFIX + name) <= SMALL_IMAGE and "pages-" not in name]
-        with ThreadPoolExecutor(4, thread_name_prefix="fetch") as pool:
-            contents = pool.map(lambda name: reader.read(IMAGE_PREFIX + name, SMALL_IMAGE), small)
-            data = dict(zip(small, contents, strict=True))
+        data = dict(self._images)
         for inode, fix in self._config.fixes.items():
             name = images.queues(int(inode))
             data[name] = images.apply(codec, data[name], Fix(**fix))
         data["files.img"] = self._drop_sizes(data["files.img"])
         sources: dict[str, Callable[[int], None]] = {}
-        for name in names:
+        for name in self._image_names():
             if name in data:
                 sources[name] = lambda fd, content=data[name]: write_all(fd, content)  # type: ignore[misc]
             else:

@@ -27,6 +27,7 @@ class RankConfig:
     rank: int
     world_size: int
     root: int  # pid of the keeper
+    threads: int  # of all processes together
     last_pid: int  # highest pid of the tree: CRIU's helpers must get higher ones
     hostname: str
     init: str  # the keeper's program in the container; the name of its folder says which build

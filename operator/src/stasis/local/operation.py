@@ -14,14 +14,17 @@ from stasis.agent.node import Node
 from stasis.agent.records import Records
 from stasis.core import machine as m
 from stasis.core.driver import CoordinatorDriver, MemberDriver
-from stasis.core.gang import Coordinator, Hook, no_hook
+from stasis.core.gang import Coordinator
 from stasis.core.member import Member
 from stasis.core.messages import member_address
 from stasis.core.plan import Kind, Outcome, Spec
 from stasis.core.records import Failure, Record, Verdict
 from stasis.core.steps import Step
 from stasis.errors import StasisError
+from stasis.local.agreement import agreement
 from stasis.local.ports import BootClock, Bus, GuardianPort, JournalPort, RankExecutor, RecordsPort, Runner
+
+OnStage = Callable[[str], None]  # told each step that begins and each record that is written
 
 
 @dataclass
@@ -69,16 +72,20 @@ class LocalAgent:
         """Of the next operation; grows for ever."""
         return self._count("serial")
 
+    def next_epoch(self) -> int:
+        """Of the next coordinator: higher than that of any before."""
+        return self._count("epoch")
+
     def _count(self, what: str) -> int:
         entry = self.state.read("counter", what) or {"value": 0}
         value = int(entry["value"]) + 1
         self.state.write("counter", what, {"value": value})
         return value
 
-    def run(self, spec: Spec, hook: Hook = no_hook, on_stage: Callable[[Step], None] = lambda step: None) -> Report:
-        """Run an operation to its end. It is journaled first, so that `resume_operations` finds it after a crash."""
+    def run(self, spec: Spec, on_stage: OnStage = lambda what: None) -> Report:
+        """Run an operation to its end. It is journaled first, so that `recover` finds it after a crash."""
         self.state.write("operation", spec.op, spec.to_dict())
-        return _Run(self, spec, hook, on_stage).run()
+        return _Run(self, spec, on_stage).run()
 
     def unfinished(self) -> list[Spec]:
         """Operations that an agent before this one began and did not end, oldest first."""
@@ -88,9 +95,9 @@ class LocalAgent:
                 specs.append(Spec.from_dict(data))
         return sorted(specs, key=lambda spec: spec.serial)
 
-    def recover(self, hook: Hook = no_hook) -> list[Report]:
+    def recover(self, on_stage: OnStage = lambda what: None) -> list[Report]:
         """Bring every operation that was left under way to its end."""
-        return [self.run(spec, hook) for spec in self.unfinished()]
+        return [self.run(spec, on_stage) for spec in self.unfinished()]
 
     def forget(self, spec: Spec) -> None:
         """An ended operation: its journal entries. Its records stay."""
@@ -127,10 +134,9 @@ class LocalAgent:
 
 
 class _Run:
-    def __init__(self, agent: LocalAgent, spec: Spec, hook: Hook, on_stage: Callable[[Step], None]) -> None:
+    def __init__(self, agent: LocalAgent, spec: Spec, on_stage: OnStage) -> None:
         self._agent = agent
         self._spec = spec
-        self._hook = hook
         self._on_stage = on_stage
         self._started = time.monotonic()
         self._ended = threading.Event()
@@ -142,7 +148,7 @@ class _Run:
     def run(self) -> Report:
         spec, clock, bus = self._spec, BootClock(), Bus()
         runners = [self._agent.member(spec, rank, bus, clock) for rank in spec.ranks]
-        coordinator = Coordinator(spec, self._agent._count("epoch"), self._hook)
+        coordinator = Coordinator(spec, self._agent.next_epoch(), agreement(spec))
         leader = Runner(
             lambda wake: CoordinatorDriver(
                 coordinator,
@@ -176,6 +182,7 @@ class _Run:
             self._results[notice.stage.step] = notice.results
             self._seconds[notice.stage.step] = time.monotonic() - self._started
         elif isinstance(notice, m.Recorded):
+            self._on_stage(notice.record.verdict)
             if notice.record.verdict is Verdict.COMMIT:
                 self._commit = notice.record
         else:

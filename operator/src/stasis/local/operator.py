@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from stasis.core.connections import Connection, address, aliases_in_use, mend
-from stasis.core.gang import Hook, Results
-from stasis.core.plan import Kind, Spec, Timing
+from stasis.core.plan import Kind, Outcome, Spec, Timing
 from stasis.core.rankconfig import RankConfig
+from stasis.core.records import Record
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Finding, Refused, ResourceShort, RestoreFailed, StasisError, UsageError
 from stasis.local.gang import LocalGang
-from stasis.local.operation import LocalAgent, Report
+from stasis.local.operation import LocalAgent, OnStage, Report
 from stasis.store.checkpoint import open_checkpoint, publish
 from stasis.store.connect import open_repository
 from stasis.store.media import MANIFEST, RANK, RANK_ARTIFACT, UID, Descriptor
 from stasis.store.reference import Reference
-
-OnStage = Callable[[Step], None]
-
-
-def comparing(addresses: Mapping[int, Sequence[str]]) -> Hook:
-    """After the capture the two ends of each of the gang's connections must agree. How to mend them, which lead outside
-    the gang, and which addresses are still in use goes with each rank's part of the checkpoint. `addresses`: all by
-    which each rank was ever known, its first pod's first. The hook raises CheckpointFailed, naming both ends, where
-    they contradict each other."""
-    known = {rank: [address(text) for text in texts] for rank, texts in addresses.items()}
-    aliases = {alias: first for first, *others in known.values() for alias in others if alias != first}
-
-    def compare(step: Step, results: Results) -> Mapping[int, Mapping[str, Any]]:
-        if step is not Step.CAPTURE:
-            return {}
-        tables = {rank: [Connection.from_dict(c) for c in result["connections"]] for rank, result in results.items()}
-        bound = [address(text) for result in results.values() for text in result["bound"]]
-        mended = mend(tables, [ip for of in known.values() for ip in of], aliases)
-        used = aliases_in_use(tables.values(), bound, aliases)
-        still = {
-            str(rank): [str(first), *(str(alias) for alias in dict.fromkeys(others) if alias in used)]
-            for rank, (first, *others) in known.items()
-        }
-        return {
-            rank: {
-                "addresses": still,
-                "fixes": {str(inode): asdict(fix) for inode, fix in mended.fixes[rank].items()},
-                "outside": [[str(e.local), e.local_port, str(e.remote), e.remote_port] for e in mended.outside[rank]],
-            }
-            for rank in tables
-        }
-
-    return compare
 
 
 class LocalOperator:
@@ -64,7 +29,7 @@ class LocalOperator:
         *,
         timing: Timing | None = None,
         progress: Callable[[int, int], None] | None = None,
-        on_stage: OnStage = lambda step: None,
+        on_stage: OnStage = lambda what: None,
     ) -> None:
         self.gang = gang
         self.where = Reference.parse(where)
@@ -79,7 +44,6 @@ class LocalOperator:
         self._on_stage = on_stage
         self._known: dict[int, tuple[str, ...]] = {}  # addresses by which the processes know each rank
         self._parents: Mapping[int, str] = {}  # manifests of the checkpoint before
-        self.last: Report | None = None
 
     def close(self) -> None:
         self.agent.close()
@@ -99,24 +63,31 @@ class LocalOperator:
             jobs[str(rank)]["parent"] = parent
         ranks = tuple(sorted(self.gang.places))
         spec = Spec(uid, self.agent.next_serial(), kind, ranks, args={Step.PREPARE: jobs}, timing=self._timing)
-        report = self.agent.run(spec, comparing(self._addresses()), self._on_stage)
+        report = self.agent.run(spec, self._on_stage)
         if not report.succeeded or report.commit is None:
             raise failure(report, CheckpointFailed)
-        self._parents = report.commit.manifests
-        self._publish(uid, report)
-        self.last = report
+        self._publish(report.commit)
         return report
 
-    def _publish(self, uid: str, report: Report) -> None:
-        assert report.commit is not None
-        descriptors = []
-        for rank, digest in sorted(report.commit.manifests.items()):
-            notes = {UID: uid, RANK: str(rank)}
-            size = int(report.results[Step.STORE][rank]["size"])
-            descriptors.append(Descriptor(MANIFEST, digest, size, RANK_ARTIFACT, notes))
+    def _publish(self, commit: Record) -> None:
+        """Point the tag to a committed checkpoint. Can be repeated."""
         config = {"command": list(self.gang.spec.command), "worldSize": self.gang.spec.ranks}
         with open_repository(self.where) as repository:
-            publish(repository, self.where.tag, uid, descriptors, config)
+            descriptors = []
+            for rank, digest in sorted(commit.manifests.items()):
+                size = len(repository.get_manifest(digest).body)
+                notes = {UID: commit.op, RANK: str(rank)}
+                descriptors.append(Descriptor(MANIFEST, digest, size, RANK_ARTIFACT, notes))
+            publish(repository, self.where.tag, commit.op, descriptors, config)
+        self._parents = commit.manifests
+
+    def recover(self) -> list[Report]:
+        """Bring what an agent before this one left under way to its end, as it was decided or by giving it up."""
+        reports = self.agent.recover(self._on_stage)
+        for report in reports:
+            if report.commit is not None and report.outcome in (Outcome.RELEASED, Outcome.CONTINUED):
+                self._publish(report.commit)
+        return reports
 
     def resume(self, *, new_addresses: bool = False, options: Mapping[str, object] | None = None) -> Report:
         """Start placeholders and restore the checkpoint of the reference in them. Raises RestoreFailed: the
@@ -142,11 +113,10 @@ class LocalOperator:
             checkpoint=uid,
             attempts=2,
         )
-        report = self.agent.run(spec, on_stage=self._on_stage)
+        report = self.agent.run(spec, self._on_stage)
         if not report.succeeded:
             raise failure(report, RestoreFailed)
         self._parents = manifests
-        self.last = report
         return report
 
     def _addresses(self) -> dict[int, list[str]]:

@@ -1,0 +1,65 @@
+"""May this checkpoint be restored into this placeholder? Asked before anything of it runs, or is laid.
+
+Not more rights than the container has, a machine that the processes can run on, room for all of it, and the build of
+init that the tree was under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from stasis.agent import credentials, fingerprint, provision
+from stasis.agent.criu_images import ImageCodec
+from stasis.agent.files.areas import require_room
+from stasis.agent.files.volumes import VolumeFile, differences
+from stasis.agent.room import container_room
+from stasis.agent.volume import VOLUME, put_into_volume
+from stasis.core import capacity
+from stasis.core import credentials as rights
+from stasis.core import fingerprint as machines
+from stasis.core.rankconfig import RankConfig
+from stasis.errors import Corrupt, Refused, RestoreFailed
+
+
+def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
+    """Raises Refused, ResourceShort or RestoreFailed; returns what is worth knowing (events)."""
+    saved = machines.Fingerprint.from_dict(config.fingerprint)
+    # The build of init that the tree was under is brought below, and the image is compared by who starts the container.
+    here = replace(fingerprint.read(bundle, pid1), init=saved.init, image=saved.image)
+    comparison = machines.compare(saved, here)
+    if comparison.refusals:
+        raise Refused(comparison.refusals)
+    bring_init(pid1, config)
+    huge = {int(size): count for size, count in config.huge_pages.items()}
+    capacity.require_container(
+        container_room(pid1), memory=config.sizes.get("memory", 0), threads=config.threads, huge_pages=huge
+    )
+    for area, size in config.areas.items():
+        require_room(pid1, area, size)
+    return [*comparison.warnings, *map(str, differences(pid1, _open_on_volumes(config)))]
+
+
+def require_rights(codec: ImageCodec, pid1: int, images: Mapping[str, bytes]) -> None:
+    """Every task of the images may have what its container may have, and no more. Raises Refused."""
+    if findings := rights.exceeding(credentials.of_images(codec, images), credentials.of_process(pid1)):
+        raise Refused(findings)
+
+
+def bring_init(pid1: int, config: RankConfig) -> None:
+    """The tree was under one build of init, and its keeper maps that very file: have it in our volume."""
+    build = Path(config.init).parent.name
+    if Path(config.init) != Path("/", VOLUME, build, "init"):
+        raise RestoreFailed(f"the checkpoint's keeper is {config.init}, which is no init of ours")
+    binary = provision.init_builds().get(build)
+    if binary is None:
+        raise RestoreFailed(f"{build} is not on this node", remedy="keep the builds of init that checkpoints need")
+    put_into_volume(pid1, build, "init", binary.read_bytes())
+
+
+def _open_on_volumes(config: RankConfig) -> list[VolumeFile]:
+    try:
+        return [VolumeFile(**file) for file in config.open_on_volumes]
+    except TypeError as error:
+        raise Corrupt(f"the config of rank {config.rank} holds a file on a volume that is none: {error}") from None

@@ -1,0 +1,115 @@
+"""One gang of the light trainer with its operator, and what must hold of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.gang.trainer import chain
+
+from stasis.agent import provision
+from stasis.agent.freezer import Freezer
+from stasis.core.plan import Timing
+from stasis.demo.proof import differences, steps
+from stasis.local.gang import GangSpec, LocalGang
+from stasis.local.operator import LocalOperator
+
+TIMING = Timing(frozen=60.0, prepared=60.0, storing=120.0, step=60.0, lease=1.0, takeover=1.0, margin=1.0, resend=0.2)
+
+
+class Lab:
+    """`folder` holds the gang, its state and its store."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        ranks: int,
+        *,
+        pause: float = 0.02,
+        where: str = "",
+        timing: Timing = TIMING,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.ranks = ranks
+        self.control = folder / "control"
+        self.control.mkdir(parents=True)
+        spec = GangSpec(
+            ["python3", "/code/trainer.py", str(pause)],
+            ranks,
+            provision.rootfs(),
+            provision.init(),
+            env=env or {},
+            options={"volumes": {"/code": Path(__file__).parent, "/control": self.control}},
+        )
+        self.gang = LocalGang(name, spec, folder / "gang")
+        self.gang.start()
+        self.where = where or f"{folder}/store:test"
+        self.operator = LocalOperator(self.gang, self.where, timing=timing)
+
+    def progress(self, count: int = 3, timeout: float = 60.0) -> None:
+        """Wait until every rank has done `count` more steps."""
+        before = {rank: len(steps(lines)) for rank, lines in self.gang.lines.items()}
+        done = self.gang.wait_for(lambda: all(self.done(rank) >= before[rank] + count for rank in before), timeout)
+        assert done, f"no {count} more steps: {self.tails()}"
+
+    def done(self, rank: int) -> int:
+        return len(steps(self.gang.lines[rank]))
+
+    def finish(self) -> None:
+        """Let the trainer end, and check that it was never disturbed."""
+        (self.control / "stop").touch()
+        assert self.gang.wait(60.0) == dict.fromkeys(range(self.ranks), 0), self.tails()
+        self.check(self.gang.lines)
+
+    def check(self, logs: dict[int, list[str]]) -> None:
+        count = max(len(steps(lines)) for lines in logs.values())
+        assert differences(logs, {rank: self.undisturbed(rank, count) for rank in logs}) == []
+
+    def undisturbed(self, rank: int, count: int) -> list[str]:
+        value, lines = 0, []
+        for step in range(count):
+            value = chain(self.ranks, value, step)
+            lines.append(f"step {step} rank {rank} loss {value} number 00000000 pid 0")
+        return lines
+
+    def frozen(self) -> list[int]:
+        """Ranks whose trees are not running."""
+        return [rank for rank, place in self.gang.places.items() if _state(place.container.pid1) != "thawed"]
+
+    def tails(self) -> dict[int, list[str]]:
+        return {rank: lines[-6:] for rank, lines in self.gang.lines.items()}
+
+    def close(self) -> None:
+        self.operator.close()
+        self.gang.delete()
+
+
+def _state(pid1: int) -> str:
+    try:
+        return Freezer.of(pid1).state()
+    except Exception:
+        return "thawed"  # no group: nothing was gathered
+
+
+def left_behind(name: str) -> Iterable[str]:
+    """Network namespaces, containers, control groups, mounts and processes of a gang that should be gone."""
+    for path in Path("/run/netns").glob(f"stasis-{name}*"):
+        yield f"namespace {path}"
+    for path in Path("/sys/fs/cgroup").glob(f"*/stasis/{name}*"):
+        yield f"cgroup {path}"
+    for path in Path("/sys/fs/cgroup").glob(f"*/stasis-{name}*"):
+        yield f"cgroup {path}"
+    listed = subprocess.run(["runc", "list", "-q"], capture_output=True, text=True).stdout
+    yield from (f"container {one}" for one in listed.split() if one.startswith(f"{name}-"))
+    yield from (f"mount {line.split()[4]}" for line in open("/proc/self/mountinfo") if f"/{name}/" in line)
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = command.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"{name}/gang" in text or f"{name}-" in text:
+            yield f"process {text}"
