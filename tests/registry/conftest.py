@@ -23,7 +23,7 @@ storage:
   filesystem: {{rootdirectory: {root}}}
   delete: {{enabled: {delete}}}
   cache: {{blobdescriptor: inmemory}}
-http: {{addr: "127.0.0.1:{port}", secret: a-secret-of-tests}}
+http: {{addr: "127.0.0.1:{port}", secret: a-secret-of-tests{tls}}}
 {auth}"""
 
 
@@ -42,6 +42,7 @@ class Registry:
     port: int = field(default_factory=free_port)
     delete: bool = True
     auth: str = ""
+    tls: str = ""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,7 +54,9 @@ class Registry:
         return self.folder / "registry.yml"
 
     def start(self) -> Registry:
-        text = CONFIG.format(root=self.root, delete=str(self.delete).lower(), port=self.port, auth=self.auth)
+        text = CONFIG.format(
+            root=self.root, delete=str(self.delete).lower(), port=self.port, auth=self.auth, tls=self.tls
+        )
         self.config.write_text(text)
         with (self.folder / "registry.log").open("ab") as log:
             self.process = subprocess.Popen(["docker-registry", "serve", str(self.config)], stdout=log, stderr=log)

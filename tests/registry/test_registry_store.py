@@ -311,6 +311,35 @@ def test_a_password_is_handed_over_or_found(
     verify(f"{where}:one")
 
 
+def test_a_certificate_is_verified(
+    make_registry: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=tests", "-addext"]
+    subprocess.run([*command, "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    registry = make_registry(tls=f", tls: {{certificate: {certificate}, key: {key}}}")
+    where = f"{registry.host}/ns/job"
+    with open_repository(where, plain_http=False) as repo, pytest.raises(StoreError, match="CERTIFICATE_VERIFY") as bad:
+        repo.tags()
+    assert not bad.value.retryable
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with open_repository(where, plain_http=False) as repo:
+        data = noise(20, 2)
+        assert checkpoint(repo, data, "one").read("pages-1.img", len(data)) == data
+
+
 def test_a_token_is_fetched_and_fetched_again_when_it_expires(proxy: Any, registry: Any) -> None:
     asked: list[str] = []
     left: dict[str, int] = {}

@@ -128,6 +128,7 @@ def test_a_published_checkpoint_is_found_by_tag_and_digest_and_removed(tmp_path:
             assert (checkpoint.uid, checkpoint.digest, checkpoint.config) == ("uid-1", digest, {"job": "gpt"})
             assert [rank.config for rank in checkpoint.ranks] == [{"rank": 0}, {"rank": 1}]
             assert checkpoint.ranks[1].read("log", 100) == b"rank 1"
+            assert checkpoint.stored == sum(blob.size for rank in checkpoint.ranks for blob in rank.blobs)
     verify(f"{tmp_path}/store:step-5")
     assert [(found.tag, found.ranks) for found in list_checkpoints(f"{tmp_path}/store")] == [("step-5", 2)]
     assert remove(f"{tmp_path}/store:step-5") > 0

@@ -33,6 +33,11 @@ class Checkpoint:
     ranks: list[RankReader]  # by rank
     _closing: ExitStack
 
+    @property
+    def stored(self) -> int:
+        """Bytes of all blobs that it needs, each counted once."""
+        return sum({blob.digest: blob.size for rank in self.ranks for blob in rank.blobs}.values())
+
     def close(self) -> None:
         self._closing.close()
 

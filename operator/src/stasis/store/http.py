@@ -18,7 +18,7 @@ from typing import cast
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import urllib3
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, SSLError
 
 from stasis.errors import Denied, NoSpace, NotFound, StoreError, Unavailable
 from stasis.store.credentials import Credentials
@@ -144,7 +144,10 @@ class Client:
                 else False,
             )
         except (HTTPError, OSError) as error:
-            raise Unavailable(f"{method} {_shown(url)}: {_cause(error)}") from error
+            what = f"{method} {_shown(url)}: {_cause(error)}"
+            if isinstance(getattr(error, "reason", error), SSLError):
+                raise StoreError(what, remedy="trust the registry's certificate (SSL_CERT_FILE)") from error
+            raise Unavailable(what) from error
 
     def _authenticate(self, challenge: str, action: str) -> str:
         kind, _, rest = challenge.partition(" ")

@@ -57,6 +57,7 @@ class LayoutRepository:
         if self.stat(descriptor.digest) == descriptor.size:
             expected = tail(buffers, PROBE)
             if read(self, descriptor.digest, descriptor.size - len(expected), len(expected)) == expected:
+                _sync_folder(self._blobs)  # whoever renamed it there may not have come to this yet
                 return False
         self._make()
         with self._reserved(descriptor):

@@ -82,6 +82,11 @@ class RankReader:
         return raw
 
     @property
+    def blobs(self) -> tuple[Descriptor, ...]:
+        """All that the rank needs: config, index and packs."""
+        return self._manifest.needs
+
+    @property
     def config(self) -> dict[str, Any]:
         """What `RankWriter.finish` was given."""
         config: dict[str, Any] = self._described["config"]
