@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from tests.gang.trainer import chain
 
 from stasis.agent import provision
 from stasis.agent.freezer import Freezer
+from stasis.agent.network.lock import is_locked
 from stasis.core.plan import Timing
 from stasis.demo.proof import differences, steps
 from stasis.local.gang import GangSpec, LocalGang
@@ -76,12 +80,35 @@ class Lab:
             lines.append(f"step {step} rank {rank} loss {value} number 00000000 pid 0")
         return lines
 
+    def agent(self, verb: str, point: str = "-", *, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """An agent in a process of its own; it kills itself at `point`."""
+        description = self.folder / "description"
+        places = {rank: {"id": p.container.id, "address": p.address} for rank, p in self.gang.places.items()}
+        timing = self.operator.timing.to_dict()
+        content = {"places": places, "folder": str(self.gang.folder), "where": self.where, "timing": timing}
+        description.write_text(json.dumps(content))
+        return subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("agent_main.py"), description, verb, point],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+        )
+
     def frozen(self) -> list[int]:
         """Ranks whose trees are not running."""
         return [rank for rank, place in self.gang.places.items() if _state(place.container.pid1) != "thawed"]
 
     def tails(self) -> dict[int, list[str]]:
         return {rank: lines[-6:] for rank, lines in self.gang.lines.items()}
+
+    def locked(self) -> list[int]:
+        """Ranks whose network is locked."""
+        found = []
+        for rank, place in self.gang.places.items():
+            with open(f"/proc/{place.container.pid1}/ns/net") as netns:
+                if is_locked(netns.fileno()):
+                    found.append(rank)
+        return found
 
     def close(self) -> None:
         self.operator.close()

@@ -18,7 +18,7 @@ from stasis.core.gang import Coordinator
 from stasis.core.member import Member
 from stasis.core.messages import member_address
 from stasis.core.plan import Kind, Outcome, Spec
-from stasis.core.records import Failure, Record, Verdict
+from stasis.core.records import Failure, Record, Verdict, decision_key
 from stasis.core.steps import Step
 from stasis.errors import StasisError
 from stasis.local.agreement import agreement
@@ -143,7 +143,6 @@ class _Run:
         self._report: Report | None = None
         self._results: dict[Step, Mapping[int, Mapping[str, Any]]] = {}
         self._seconds: dict[Step, float] = {}
-        self._commit: Record | None = None
 
     def run(self) -> Report:
         spec, clock, bus = self._spec, BootClock(), Bus()
@@ -175,6 +174,11 @@ class _Run:
         self._agent.forget(spec)
         return self._report
 
+    def _committed(self) -> Record | None:
+        """The checkpoint's Commit, whoever wrote it."""
+        decision = self._agent.records.read(decision_key(self._spec.op))
+        return decision if decision is not None and decision.verdict is Verdict.COMMIT else None
+
     def _notify(self, notice: m.Notice) -> None:
         if isinstance(notice, m.StageBegun):
             self._on_stage(notice.stage.step)
@@ -183,8 +187,6 @@ class _Run:
             self._seconds[notice.stage.step] = time.monotonic() - self._started
         elif isinstance(notice, m.Recorded):
             self._on_stage(notice.record.verdict)
-            if notice.record.verdict is Verdict.COMMIT:
-                self._commit = notice.record
         else:
             self._report = Report(
                 self._spec.op,
@@ -193,7 +195,7 @@ class _Run:
                 notice.failures,
                 self._results,
                 self._seconds,
-                self._commit,
+                self._committed(),
             )
             self._ended.set()
 

@@ -40,7 +40,7 @@ class LocalOperator:
             status=lambda rank: gang.places[rank].container.status(),
             progress=progress,
         )
-        self._timing = timing or Timing()
+        self.timing = timing or Timing()
         self._on_stage = on_stage
         self._known: dict[int, tuple[str, ...]] = {}  # addresses by which the processes know each rank
         self._parents: Mapping[int, str] = {}  # manifests of the checkpoint before
@@ -62,7 +62,7 @@ class LocalOperator:
         for rank, parent in self._parents.items():
             jobs[str(rank)]["parent"] = parent
         ranks = tuple(sorted(self.gang.places))
-        spec = Spec(uid, self.agent.next_serial(), kind, ranks, args={Step.PREPARE: jobs}, timing=self._timing)
+        spec = Spec(uid, self.agent.next_serial(), kind, ranks, args={Step.PREPARE: jobs}, timing=self.timing)
         report = self.agent.run(spec, self._on_stage)
         if not report.succeeded or report.commit is None:
             raise failure(report, CheckpointFailed)
@@ -109,7 +109,7 @@ class LocalOperator:
             Kind.RESTORE,
             tuple(sorted(manifests)),
             args={Step.PLACE: jobs},
-            timing=self._timing,
+            timing=self.timing,
             checkpoint=uid,
             attempts=2,
         )
