@@ -6,19 +6,35 @@ A process dies at any of its effects: `fuse` counts down to it. Its ports then k
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.world import FROZEN, Seat, StepError
+from tests.sim.world import AWAKE, FROZEN, Seat, StepError
 
+from stasis.core import guardian
 from stasis.core import machine as m
 from stasis.core.driver import CoordinatorDriver, Driver, GuardianDriver, MemberDriver, Reply
-from stasis.core.messages import Message, Report, coordinator_address
+from stasis.core.gang import Coordinator
+from stasis.core.guardian import Guardian
+from stasis.core.member import Member
+from stasis.core.messages import Message, coordinator_address
 from stasis.core.plan import Outcome, Spec
 from stasis.core.records import Failure, Record
 from stasis.core.steps import Step
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Plants:
+    """Bugs to plant: what is run instead of the product's machines and of a right store."""
+
+    coordinator: type[Coordinator] = Coordinator
+    member: type[Member] = Member
+    guardian: type[Guardian] = Guardian
+    last_writer_wins: bool = False
+
 
 DEVICE_CALLS = (Step.LOCK_DEVICES, Step.SAVE_DEVICES)
 
@@ -37,7 +53,10 @@ class Process:
         self.name = name
         self.seat = seat
         self.alive = True
-        self.fuse = -1  # effects until it dies
+        planted = sim.setting.fuse
+        first = name not in sim.processes
+        sim.processes.add(name)
+        self.fuse = planted[1] if planted and planted[0] == name and first else -1  # effects until it dies
         self.stalled_until = 0.0
         self.store_down_until = 0.0
         self.started_at = sim.time
@@ -110,8 +129,9 @@ class Agent(Process):
         self.guardian: GuardianProcess | None = sim.guardians.get(seat.name)
         self._running: tuple[Step, int] | None = None
         self._hung = False
+        self.member = sim.plants.member(seat.rank)
         self.driver = MemberDriver(
-            sim.member(seat.rank),
+            self.member,
             boot=str(seat.boot),
             clock=self,
             transport=self,
@@ -147,14 +167,16 @@ class Agent(Process):
         self._give_up()
         self._running = (step, token)
         sim.log("%s starts %s", self.name, step)
-        sim.world.begin(seat, step, op)
-        self._hung = sim.world.device_call_hangs(seat, step) or sim.chance(sim.p_hang)
+        sim.world.begin(seat, step, op, attempt)
+        sim.trigger(step)
+        self._hung = sim.world.device_call_hangs(seat, step) or sim.chance(sim.setting.hang)
         if self._hung:
             if sim.rng.random() < 0.7:
                 sim.at(limit, self._end, token, step, op, attempt, args, "hang")
             return
-        failed = "fail" if sim.chance(sim.p_fail) else ""
-        sim.at(sim.duration(step), self._end, token, step, op, attempt, args, failed)
+        scale = 6.0 if step in (Step.STORE, Step.RESTORE) else 1.5 if step is Step.CAPTURE else 0.3
+        failed = "fail" if sim.chance(sim.setting.fail) else ""
+        sim.at(0.002 + scale * sim.rng.random() ** 3, self._end, token, step, op, attempt, args, failed)
 
     def _give_up(self) -> None:
         """Kill the child that carries the running step out; what a device call does, it still does."""
@@ -166,11 +188,15 @@ class Agent(Process):
         seat.capturing = ""
         if step in DEVICE_CALLS and self.sim.world.devices and seat.alive:
             seat.late.append(step)
-            self.sim.at(self.sim.rng.random() * 8, self.sim.happen_late, seat, step)
+            self.sim.at(self.sim.rng.random() * 8, self._happen_late, step)
         if step is Step.CAPTURE and self.sim.rng.random() < 0.3:
             self.sim.world.run(seat, "CRIU killed")
         if self.alive and self.sim.rng.random() < 0.2:
             self.sim.at(0.1, self.post, m.StepDone(token, {"late": True}))
+
+    def _happen_late(self, step: Step) -> None:
+        if not self.sim.world.happen_late(self.seat, step):
+            self.sim.at(1.0, self._happen_late, step)
 
     def _end(self, token: int, step: Step, op: str, attempt: int, args: Mapping[str, Any], how: str) -> None:
         if not self.alive or self._running is None or self._running[1] != token:
@@ -178,6 +204,7 @@ class Agent(Process):
         if how == "hang":
             self._give_up()
             failure = Failure("DeadlineExceeded", "the step hangs", "", self.seat.rank, step)
+            self._note_failed(op, attempt, step)
             self.post(m.StepFailed(token, failure))
             return
         self._running = None
@@ -192,27 +219,32 @@ class Agent(Process):
             result = self.sim.world.finish(self.seat, step, op, attempt, args)
         except StepError as error:
             self.sim.log("%s failed %s: %s", self.name, step, error.failure)
+            self._note_failed(op, attempt, step)
             self.post(m.StepFailed(token, error.failure))
         else:
             self.sim.log("%s did %s %s", self.name, step, result)
             self.post(m.StepDone(token, result))
 
+    def _note_failed(self, op: str, attempt: int, step: Step) -> None:
+        """A restored rank that fails a step for good does not keep the others from going on."""
+        if step in AWAKE.values():
+            self.seat.through.add((op, attempt, step))
+
     # GuardianPort
 
     def arm(self, op: str, deadline: float, poll: float, reply: Reply) -> None:
         self.burn()
-        sim, seat = self.sim, self.seat
-        if seat.fate_op != op or seat.fate is None:
-            seat.fate_op, seat.fate = op, ""
+        self.seat.fates.setdefault(op, "")
+        self.seat.guarded_op = op
         if self.guardian is not None and self.guardian.alive and self.guardian.op == op:
-            sim.at(0.01, self.post, m.GuardianUp())
+            self.sim.at(0.01, self.post, m.GuardianUp())
         else:
-            sim.at(0.02 + sim.rng.random() * 0.2, self._armed, op, deadline, poll)
+            self.sim.at(0.02 + self.sim.rng.random() * 0.2, self._armed, op, deadline, poll)
 
     def _armed(self, op: str, deadline: float, poll: float) -> None:
-        if not self.alive or self.seat.fate_op != op or self.seat.fate is None:
+        if not self.alive or op not in self.seat.fates:
             return
-        if self.sim.chance(self.sim.p_fail):
+        if self.sim.chance(self.sim.setting.fail):
             self.post(m.GuardianLost())
             return
         self.guardian = GuardianProcess(self.sim, self.seat, op, deadline, poll)
@@ -222,16 +254,14 @@ class Agent(Process):
 
     def claim(self, value: str) -> str:
         self.burn()
-        if not self.seat.fate:
-            self.seat.fate = value
-        return self.seat.fate
+        return self.seat.claim(self.seat.guarded_op, value)
 
     def fate(self) -> str | None:
-        return self.seat.fate
+        return self.seat.fates.get(self.seat.guarded_op)
 
     def disarm(self) -> None:
         self.burn()
-        self.seat.fate = None
+        self.seat.fates.pop(self.seat.guarded_op, None)
         if self.guardian is not None:
             self.guardian.alive = False
 
@@ -244,40 +274,51 @@ class GuardianProcess(Process):
     def __init__(self, sim: Simulation, seat: Seat, op: str, deadline: float, poll: float) -> None:
         super().__init__(sim, f"guardian {seat.name}", seat)
         self.op = op
-        machine = sim.guardian(op, deadline, poll)
-        self.driver = GuardianDriver(machine, clock=self, records=self, fate=self, tree=self, observe=sim.observe)
+        self.killed = False
+        self._drive(deadline, poll)
+
+    def _drive(self, deadline: float, poll: float) -> None:
+        self.machine = self.sim.plants.guardian(self.op, deadline, poll)
+        self.driver = GuardianDriver(
+            self.machine, clock=self, records=self, fate=self, tree=self, observe=self.sim.observe
+        )
+
+    def orphaned(self, agent: Agent) -> None:
+        """Its agent is gone: before the vote nothing is worth waiting for, what was captured was the agent's."""
+        if self.alive and self.sim.agents[self.seat.name] is agent and not self.seat.voted:
+            self._drive(self.now(), self.machine.poll)
+            self.pump()
 
     def pump(self) -> None:
         super().pump()
-        if self.driver.machine.wake_at is None:
+        if self.machine.state is guardian.State.GONE:
             self.alive = False
 
     def die(self) -> None:
         super().die()
+        self.killed = True
         self.sim.guardian_died(self)
 
     def claim(self, value: str) -> str:
         self.burn()
-        if not self.seat.fate:
-            self.seat.fate = value
-        return self.seat.fate
+        return self.seat.claim(self.op, value)
 
     def fate(self) -> str | None:
         self.burn()
-        return self.seat.fate
+        return self.seat.fates.get(self.op)
 
     def rescue(self) -> bool:
         self.burn()
         self.sim.log("%s rescues", self.name)
         self.sim.world.unlock(self.seat)
-        if self.sim.chance(self.sim.p_fail):
+        if self.sim.chance(self.sim.setting.fail):
             return False
         self.sim.world.run(self.seat, "guardian")
         return self.seat.tree != FROZEN
 
 
 class Leader(Process):
-    """A controller that leads one operation after the other, as `Simulation.next_op` says."""
+    """A controller that leads one operation of the program after the other."""
 
     def __init__(self, sim: Simulation, epoch: int) -> None:
         super().__init__(sim, f"leader {epoch}", None)
@@ -292,17 +333,16 @@ class Leader(Process):
         if self.stalled_until > sim.time:
             sim.at(self.stalled_until - sim.time, self.lead)
             return
-        spec = sim.next_op()
-        self.spec = spec
+        self.spec = spec = sim.program.next_op()
         if spec is None:
             sim.log("%s: the program is through", self.name)
             return
         sim.log("%s leads %s %s of ranks %s", self.name, spec.op, spec.kind, spec.ranks)
-        machine = sim.coordinator(spec, self.epoch)
+        machine = sim.plants.coordinator(spec, self.epoch)
         self.driver = CoordinatorDriver(
             machine, clock=self, transport=self, records=self, notify=self.notify, observe=sim.observe
         )
-        sim.addresses[coordinator_address(spec.op, self.epoch)] = self
+        sim.posts[coordinator_address(spec.op, self.epoch)] = self
         if spec.op in sim.withdrawn:
             self.driver.post(m.Withdraw())
         for rank in spec.ranks:
@@ -316,11 +356,8 @@ class Leader(Process):
             super().pump()
 
     def post_about(self, op: str, event: m.Event) -> None:
-        if self.alive and self.spec is not None and self.spec.op == op:
+        if self.spec is not None and self.spec.op == op:
             self.post(event)
-
-    def hear(self, report: Report) -> None:
-        self.post_about(report.op, report)
 
     def notify(self, notice: m.Notice) -> None:
         self.burn()
@@ -334,4 +371,4 @@ class Leader(Process):
 
     def die(self) -> None:
         super().die()
-        self.sim.leader_died(self)
+        self.sim.leader_died()

@@ -20,6 +20,22 @@ NONE, RUNNING, FROZEN, DEAD = "none", "running", "frozen", "dead"
 FREE, LOCKED, SAVED = "free", "locked", "saved"
 
 UNDOES = frozenset({Step.UNLOCK_NETWORK, Step.THAW, Step.RESTORE_DEVICES, Step.UNLOCK_DEVICES, Step.REBUILD})
+# No rank begins the one before every rank is through the other.
+BARRIERS = {
+    Step.QUIESCE: Step.PREPARE,
+    Step.LOCK_DEVICES: Step.QUIESCE,
+    Step.SAVE_DEVICES: Step.LOCK_DEVICES,
+    Step.FREEZE: Step.SAVE_DEVICES,
+    Step.DRAIN: Step.FREEZE,
+    Step.LOCK_NETWORK: Step.DRAIN,
+    Step.CAPTURE: Step.LOCK_NETWORK,
+    Step.STORE: Step.CAPTURE,
+    Step.LAY: Step.PLACE,
+    Step.RESTORE: Step.LAY,
+    Step.RELEASE_NETWORK: Step.RESTORE,
+    Step.POKE_NETWORK: Step.RELEASE_NETWORK,
+}
+AWAKE = {Step.THAW: Step.POKE_NETWORK, Step.UNLOCK_DEVICES: Step.RESTORE_DEVICES}  # of a restore
 ALWAYS = frozenset({Step.RELEASE, Step.CONTINUE, Step.TEAR_DOWN, Step.PLACE, Step.LAY, Step.RESTORE})
 
 
@@ -51,10 +67,9 @@ class Seat:
         self.tree = NONE
         self.status: int | None = None
         self.source = ""  # the manifest it was restored from
-        self.restored: set[int] = set()  # attempts that came as far as that
+        self.through: set[tuple[str, int, Step]] = set()  # steps that it carried out once: op, attempt, step
         self.attempt = 0
         self.freeze = 0  # counts the freezes
-        self.frozen_at = 0.0
         self.locked = False
         self.laid = False
         self.parked = False
@@ -66,9 +81,18 @@ class Seat:
         self.stored: set[str] = set()
         # What survives the agent.
         self.journal: dict[str, Any] | None = None
-        self.fate: str | None = None
-        self.fate_op = ""
+        self.fates: dict[str, str] = {}  # of each operation's freeze: who claimed it, "" where nobody has
+        self.guarded_op = ""
         self.seen_epoch = 0
+        self.cut_until = 0.0
+
+    @property
+    def voted(self) -> bool:
+        return self.fates.get(self.guarded_op) == "voted"
+
+    def claim(self, op: str, value: str) -> str:
+        self.fates[op] = self.fates.get(op) or value
+        return self.fates[op]
 
     @property
     def alive(self) -> bool:
@@ -81,7 +105,6 @@ class World:
     def __init__(self, sim: Simulation, *, devices: bool) -> None:
         self.sim = sim
         self.devices = devices
-        self.seats: list[Seat] = []
         self.cut: dict[str, dict[int, bool]] = {}  # op -> rank -> its capture is part of a consistent cut
 
     def others(self, spec: Spec) -> list[Seat]:
@@ -93,14 +116,14 @@ class World:
         """The tree of `seat` begins to run again."""
         if seat.tree != FROZEN:
             return
-        for other in self.seats:
+        for other in self.sim.seats.values():
             if other.rank == seat.rank and other is not seat and other.alive:
                 raise Violation("one place", f"{seat.name} runs while {other.name} is {other.tree}")
         if seat.source and seat.freeze == 0:
             self._check_restored(seat)
-        if seat.fate == "voted":
-            records = self.sim.records
-            decision, release = records.get(decision_key(seat.fate_op)), records.get(release_key(seat.fate_op))
+        if seat.voted:
+            op, records = seat.guarded_op, self.sim.records
+            decision, release = records.get(decision_key(op)), records.get(release_key(op))
             aborted = decision is not None and decision.verdict is Verdict.ABORT
             if not aborted and (release is None or release.verdict is not Verdict.CONTINUE):
                 raise Violation("bound by its vote", f"{seat.name} thawed ({why}) without a recorded Abort or Continue")
@@ -109,7 +132,7 @@ class World:
         self._spoil(seat)
 
     def _check_restored(self, seat: Seat) -> None:
-        spec = self.sim.specs[seat.home]
+        spec = self.sim.program.specs[seat.home]
         record = self.sim.records.get(restored_key(spec.op, seat.attempt))
         if record is None or record.verdict is not Verdict.RESTORED:
             raise Violation("one place", f"{seat.name} runs without a recorded Restored of attempt {seat.attempt}")
@@ -123,8 +146,8 @@ class World:
 
     def _spoil(self, seat: Seat) -> None:
         """Captures that are going on while another rank acts, or could, are not parts of one consistent cut."""
-        for other in self.seats:
-            if other.capturing and other is not seat and self.sim.takes_part(other.capturing, seat):
+        for other in self.sim.seats.values():
+            if other.capturing and self.sim.takes_part(other.capturing, seat):
                 self.cut[other.capturing][other.rank] = False
 
     def kill(self, seat: Seat, status: int) -> None:
@@ -137,9 +160,10 @@ class World:
 
     def freeze(self, seat: Seat, spec: Spec) -> None:
         if seat.tree == RUNNING:
+            if not self.sim.guarded(seat, spec.op):
+                raise Violation("guarded", f"{seat.name} is frozen without a guardian")
             seat.tree = FROZEN
             seat.freeze += 1
-            seat.frozen_at = self.sim.clock_of(seat)
             self.sim.watch_freeze(seat, spec.timing.frozen)
 
     def crash(self, seat: Seat) -> None:
@@ -153,9 +177,14 @@ class World:
 
     # ------------------------------------------------------------ steps
 
-    def begin(self, seat: Seat, step: Step, op: str) -> None:
-        if step is Step.CAPTURE and seat.tree == FROZEN:
-            spec = self.sim.specs[op]
+    def begin(self, seat: Seat, step: Step, op: str, attempt: int) -> None:
+        spec = self.sim.program.specs[op]
+        before = BARRIERS.get(step) or (AWAKE.get(step) if spec.kind is Kind.RESTORE else None)
+        if before is not None and seat.alive:
+            for other in self.others(spec):
+                if (op, attempt, before) not in other.through and (other.alive or step in BARRIERS):
+                    raise Violation("barrier", f"{seat.name} begins {step}, {other.name} is not through {before}")
+        if step is Step.CAPTURE:
             seat.capturing = op
             whole = all(other.tree == FROZEN and other.locked for other in self.others(spec))
             cut = self.cut.setdefault(op, {})
@@ -165,10 +194,11 @@ class World:
         """Have `step`'s effect; its result. Raises StepError."""
         if seat.deleted:
             return {}
-        spec = self.sim.specs[op]
+        spec = self.sim.program.specs[op]
         if not seat.alive and step not in ALWAYS and (step not in UNDOES or spec.kind is Kind.RESTORE):
             status = -1 if seat.status is None else seat.status
             raise StepError(Failure("RankExited", "the tree is gone", "", seat.rank, step, False, {"status": status}))
+        seat.through.add((op, attempt, step))
         result: dict[str, Any] | None = getattr(self, "_" + step.replace("-", "_"))(seat, spec, attempt, args)
         return result or {}
 
@@ -226,8 +256,6 @@ class World:
         return {"in_flight": int(self.sim.rng.random() < 0.2)}
 
     def _capture(self, seat: Seat, spec: Spec, attempt: int, args: Mapping[str, Any]) -> None:
-        if seat.tree != FROZEN or seat.capturing != spec.op:
-            raise StepError(Failure("CheckpointFailed", "the tree runs", "", seat.rank, "capture"))
         seat.capturing, seat.captured = "", spec.op
 
     def unlock(self, seat: Seat) -> None:
@@ -277,13 +305,10 @@ class World:
         if not seat.laid:
             raise StepError(Failure("RestoreFailed", "nothing is laid", "", seat.rank, "restore"))
         seat.tree, seat.source, seat.attempt, seat.freeze = FROZEN, args["manifest"], attempt, 0
-        seat.restored.add(attempt)
         seat.device = SAVED if self.devices else FREE
         seat.parked = True
 
     def _release_network(self, seat: Seat, spec: Spec, attempt: int, args: Mapping[str, Any]) -> None:
-        if not all(attempt in other.restored for other in self.others(spec)):
-            raise Violation("barrier", f"{seat.name}: network released before all are restored")
         seat.locked = False
 
     def _poke_network(self, seat: Seat, spec: Spec, attempt: int, args: Mapping[str, Any]) -> None:
@@ -302,7 +327,7 @@ class World:
 
     def check_record(self, record: Record) -> None:
         """Called for each record that is newly there."""
-        spec = self.sim.specs[record.op]
+        spec = self.sim.program.specs[record.op]
         if record.verdict is Verdict.COMMIT:
             cut = self.cut.get(spec.op, {})
             for rank in spec.ranks:
@@ -312,6 +337,10 @@ class World:
                     raise Violation("consistent cut", f"{spec.op}: rank {rank} was captured while others could act")
             if set(record.ranks) | set(record.finished) != set(range(self.sim.size)):
                 raise Violation("complete commit", f"{spec.op}: {record.ranks} and {record.finished} are not the gang")
+        elif record.verdict is Verdict.RELEASE:
+            for rank in spec.ranks:
+                if self.sim.seat_of(spec.op, rank).tree == RUNNING:
+                    raise Violation("frozen until released", f"{spec.op}: rank {rank} ran on after its capture")
         elif record.verdict is Verdict.ENDED:
             for rank in spec.ranks:
                 self._check_ended(self.sim.seat_of(spec.op, rank), Outcome(record.outcome))

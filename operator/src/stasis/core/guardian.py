@@ -32,7 +32,7 @@ def duty(now: float, deadline: float, *, voted: bool, decision: Record | None, r
 
 class State(StrEnum):
     WATCHING = "watching"
-    RESCUING = "rescuing"
+    RESCUING = "rescuing"  # until it succeeds; at a missed deadline, until the agent ends this guardian
     GONE = "gone"
 
 
@@ -86,10 +86,13 @@ class Guardian(m.Machine[State]):
         self.emit(m.Rescue())
 
     def _rescued(self, event: m.Rescued) -> None:
-        if event.ok:
+        if not event.ok:
+            self.wake_at = self.now + RETRY
+        elif self._voted:
             self._leave()
         else:
-            self.wake_at = self.now + RETRY
+            # An agent that was stopped for long may be about to freeze the tree, unaware. This stays until it is ended.
+            self.wake_at = self.now + self.poll
 
     def _leave(self) -> None:
         self.state = State.GONE

@@ -133,6 +133,8 @@ class Member(m.Machine[State]):
         theirs, mine = (message.serial, message.attempt), (self.serial, self.attempt)
         if theirs < mine:
             self._answer(message, Standing.SETTLED)
+        elif theirs > mine and isinstance(message, Decided):
+            self._answer(message, Standing.SETTLED)  # it took no part
         elif theirs > mine:
             text = f"takes part in operation {self.op}"
             self._answer(message, Standing.ABORTED, failure=Failure("Busy", text, rank=self.rank))
