@@ -70,6 +70,8 @@ def _environment() -> dict[str, str]:
 
 
 def _echo(several: bool, rank: int, line: str) -> None:
+    if line.startswith("stasis-init: waiting"):
+        return  # ours, not the program's
     print(f"[{rank}] {line}" if several else line, flush=True)
 
 
