@@ -113,10 +113,18 @@ class Seen:
     at: float = field(default_factory=time.monotonic)
 
 
+def answer(client: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes = b"") -> None:
+    client.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        client.send_header(name, value)
+    client.end_headers()
+    client.wfile.write(body)
+
+
 class Proxy:
     """Forwards HTTP to a registry. `fault(request)` says what to do to a request: None, a (status, headers) or (status,
     headers, body) to answer instead, or ("cut", n) to break the connection after n bytes of its body (of the
-    response's, for GET)."""
+    response's, for GET); "answered" if it did all itself."""
 
     def __init__(self, registry: Registry) -> None:
         self.fault: Callable[[BaseHTTPRequestHandler], Any] = lambda request: None
@@ -144,6 +152,8 @@ class Proxy:
     def host(self) -> str:
         return f"127.0.0.1:{self.server.server_address[1]}"
 
+    answer = staticmethod(answer)
+
     def count(self, method: str, part: str = "") -> int:
         return sum(one.method == method and part in one.path for one in self.seen)
 
@@ -157,15 +167,12 @@ class Proxy:
             seen = Seen(client.command, client.path, size, 0)
             self.seen.append(seen)
             fault = self.fault(client)
+        if fault == "answered":
+            return
         if fault and fault[0] != "cut":
             client.rfile.read(size)
             seen.status = fault[0]
-            client.send_response(fault[0])
-            body = fault[2] if len(fault) > 2 else b""
-            for name, value in {"Content-Length": str(len(body)), **fault[1]}.items():
-                client.send_header(name, value)
-            client.end_headers()
-            client.wfile.write(body)
+            answer(client, *fault)
             return
         try:
             self.forward(client, port, size, fault[1] if fault else None, seen)

@@ -124,6 +124,19 @@ def test_a_generation_needs_no_more_requests_than_its_runs(tmp_path: Path) -> No
     assert repo.reads - before <= 26  # 22 pages changed, 8 runs of 8 MiB
 
 
+def test_small_gaps_are_read_over(tmp_path: Path) -> None:
+    """What a child dropped of its parent's packs lies between what it kept."""
+    repo, rng = Counting(tmp_path), np.random.default_rng(0)
+    data = rng.integers(0, 4, 48 * MIB, dtype=np.uint8).tobytes()  # a frame is stored in 256 KiB
+    first = store(repo, data)
+    kept = b"".join(data[at : at + 2 * MIB] for at in range(0, len(data), 3 * MIB))
+    reader = RankReader(repo, store(repo, kept, RankReader(repo, first.manifest), "uid-2").manifest)
+    _ = reader.index
+    before = repo.reads
+    assert reader.read("pages-1.img", len(kept)) == kept
+    assert repo.reads - before <= 6
+
+
 def test_many_small_images_are_read_with_few_requests(tmp_path: Path) -> None:
     repo = Counting(tmp_path)
     writer = RankWriter(repo, uid="uid", rank=0)
