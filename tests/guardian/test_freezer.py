@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,30 @@ def test_no_fork_escapes(container: Start, version: Any, mode: str) -> None:
             freezer.remove()
             assert (box.groups[version] / "stasis").exists() is False
             assert box.runs()
+
+
+def test_process_that_hides_from_a_walk_is_found(
+    container: Start, version: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process forks and ends between two looks of a walk: its successor is missed, all that is seen is dead."""
+    box = container("beat", 3)
+    hidden, gone, walks = max(descendants(box.root)), subprocess.Popen(["true"]), itertools.count(1)
+    gone.wait()
+    walk = proctree.walk
+
+    def racing(root: int) -> Iterator[int]:
+        number = next(walks)
+        for pid in walk(root):
+            if pid != hidden or number > 4:
+                yield pid
+            elif number == 4:
+                yield gone.pid
+
+    monkeypatch.setattr(proctree, "walk", racing)
+    with Freezer.of(box.pid1, version=version) as freezer:
+        assert hidden not in freezer.gather(box.root)
+        assert hidden in freezer.freeze()
+        assert box.still()
 
 
 def test_threads_of_a_dead_leader_freeze(container: Start, version: Any) -> None:

@@ -163,9 +163,9 @@ def test_released_tree_is_the_agents_to_kill(bench: Bench) -> None:
 @pytest.mark.parametrize("words", [("arm",), ("arm", "freeze"), ("arm", "freeze", "lock")])
 def test_agent_killed_before_its_vote(bench: Bench, words: tuple[str, ...]) -> None:
     bench.kill(bench.agent(*words))
+    assert wait(lambda: bench.state.fate("8a5e.0") is Fate.FIRED)
     assert wait(bench.free)
     assert bench.box.runs()
-    assert bench.state.fate("8a5e.0") is Fate.FIRED
     assert bench.state.claim("8a5e.0", Fate.VOTED) is Fate.FIRED
 
 
@@ -328,7 +328,7 @@ def test_traced_tree_in_repair_mode_is_set_free(bench: Bench) -> None:
         assert tracer.stdout.readline() == b"traces\n"
         bench.kill(agent)
         assert wait(bench.free)
-        assert tracer.wait() == -signal.SIGKILL
+        assert tracer.wait(30) == -signal.SIGKILL
         with TcpSockets([holder.pid]) as sockets:
             assert [s.socket.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR) for s in sockets] == [0]
     finally:
@@ -358,7 +358,7 @@ def test_agent_killed_at_any_instant_of_a_dump(
             criu = dump(box.pid1, box.inner, freezer.fd, tmp_path / "images")
         time.sleep(delay)
         bench.kill(agent)
-        assert criu.wait() == 0
+        assert criu.wait(30) == 0
         assert wait(lambda: bench.guardians() == [])
         assert bench.free()
         before = box.words()[:3]
@@ -381,7 +381,7 @@ def test_stuck_criu_of_a_killed_agent_is_killed(
     bench.kill(agent)
     assert wait(lambda: bench.guardians() == [])
     assert bench.free()
-    assert criu.wait() == -signal.SIGKILL
+    assert criu.wait(30) == -signal.SIGKILL
     assert box.runs()
 
 
@@ -447,7 +447,7 @@ def test_helpers_of_a_killed_agent_are_ended(bench: Bench) -> None:
         assert entry is not None
         bench.state.write("helper", str(other.pid), {**entry, "start": entry["start"] - 1})  # a pid used again
         reconcile(bench.state)
-        assert helper.wait() == -signal.SIGKILL
+        assert helper.wait(30) == -signal.SIGKILL
         assert other.poll() is None
         assert bench.state.names("helper") == []
     finally:
@@ -491,10 +491,11 @@ def kill_guardian(bench: Bench) -> int:
 
 
 def end_guardians(bench: Bench) -> None:
-    for pid in bench.guardians():
+    pids = bench.guardians()
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert wait(lambda: bench.guardians() == [])
+    assert wait(lambda: all(proctree.dead(pid) for pid in pids))
 
 
 def the_one(found: list[Found]) -> Found:

@@ -43,7 +43,7 @@ static void storm(int i) {
 			_exit(0); // its child becomes the keeper's
 		}
 		waitpid(child, NULL, 0);
-		usleep(300);
+		usleep(2000); // a keeper that is short of time must still reap as fast as this makes orphans
 	}
 }
 
@@ -68,7 +68,7 @@ static void hop(int i) {
 		pid_t next = fork();
 		if (next > 0)
 			_exit(0);
-		usleep(1000);
+		usleep(300);
 	}
 }
 

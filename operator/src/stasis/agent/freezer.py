@@ -27,6 +27,8 @@ V1_STATES: dict[str, State] = {"THAWED": "thawed", "FREEZING": "freezing", "FROZ
 # Where the kernel parks a task that it has frozen on its way to user space, by v1 and by v2.
 PARKED = frozenset({"__refrigerator", "do_freezer_trap", "get_signal"})
 
+EXACT = 0.2  # seconds in which what is left outside must be caught while the rest is frozen
+
 
 class GroupGone(CheckpointFailed):
     """The tree's cgroup vanished, or was never made: its container was deleted, nothing is left to freeze or thaw."""
@@ -124,8 +126,17 @@ class Freezer:
                     pause = min(pause * 2, 0.02)
                     self._request(frozen=True)  # v1 may stay FREEZING until it is asked again
                 pids = self.pids()
-                if self._root is None or self._collect(end, exact=True) <= pids:
+                if self._root is None:
                     return pids
+                try:
+                    if self._collect(min(end, now() + EXACT), exact=True) <= pids:
+                        return pids
+                except DeadlineExceeded:
+                    # Something outside forks on and on, and its dead pile up below the frozen root.
+                    if now() > end:
+                        raise
+                    self.thaw()
+                    self._collect(end, exact=False)
         except BaseException:
             self.thaw()
             raise
