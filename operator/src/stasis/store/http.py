@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import ssl
 import threading
 import time
 import urllib.request
@@ -237,9 +238,10 @@ def _pool(base: str, options: HttpOptions) -> urllib3.PoolManager:
     timeout = urllib3.Timeout(connect=options.connect_timeout, read=options.read_timeout)
     scheme, host = urlsplit(base).scheme, urlsplit(base).hostname or ""
     proxy = urllib.request.getproxies().get(scheme)
+    tls = ssl.create_default_context()  # here, not with the first connection: whoever connects may not read the files
     if proxy and not urllib.request.proxy_bypass(host) and not _LOOPBACK.fullmatch(host):
-        return urllib3.ProxyManager(proxy, maxsize=16, timeout=timeout)
-    return urllib3.PoolManager(maxsize=16, timeout=timeout)
+        return urllib3.ProxyManager(proxy, maxsize=16, timeout=timeout, ssl_context=tls)
+    return urllib3.PoolManager(maxsize=16, timeout=timeout, ssl_context=tls)
 
 
 def _read(response: Response, limit: int, method: str, url: str) -> bytes:

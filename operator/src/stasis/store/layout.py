@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,14 +101,22 @@ class LayoutRepository:
         finally:
             aside.unlink(missing_ok=True)
 
-    def read_into(self, digest: str, offset: int, into: memoryview) -> None:
+    def open_blob(self, digest: str) -> int:
+        """A descriptor to read a blob from; never of what a symlink leads to, or of anything but a file."""
         path = self._blob(digest)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise NotFound(f"{digest} is not in {self.reference}") from None
         except OSError as error:
             raise _store_error(error, self.reference) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Corrupt(f"{digest} in {self.reference} is no file")
+        return fd
+
+    def read_into(self, digest: str, offset: int, into: memoryview) -> None:
+        fd = self.open_blob(digest)
         try:
             done = 0
             while done < len(into):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
@@ -29,13 +29,14 @@ _ACCEPT = {"Accept": f"{media.MANIFEST}, {media.IMAGE_INDEX}"}
 
 
 class RegistryRepository:
-    """`credentials`: handed over; else those of the usual places. `plain_http`: None means for loopback only."""
+    """`credentials`: handed over, or how to get them when they are asked for; else those of the usual places.
+    `plain_http`: None means for loopback only."""
 
     def __init__(
         self,
         reference: Reference,
         *,
-        credentials: Credentials | None = None,
+        credentials: Credentials | Callable[[], Credentials | None] | None = None,
         plain_http: bool | None = None,
         options: HttpOptions | None = None,
     ) -> None:
@@ -43,6 +44,8 @@ class RegistryRepository:
         host, name = reference.host, reference.name
 
         def find() -> Credentials | None:
+            if callable(credentials):
+                return credentials()
             return credentials or find_credentials(host, name)
 
         self._client = Client(host, find, plain=plain_http, options=options or HttpOptions())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,22 +235,25 @@ class RankWriter:
 
     # The end.
 
-    def finish(self, config: Mapping[str, Any]) -> RankResult:
+    def finish(
+        self, config: Mapping[str, Any], *, announce: Callable[[Descriptor], None] = lambda manifest: None
+    ) -> RankResult:
         """Returns when all is durable and verified in the repository; `config` is what `RankReader.config` gives back.
+        `announce` is told the manifest before it is put: what may be there should this process be killed.
 
         ParentLost: packs of the parent vanished meanwhile; take the checkpoint again without it."""
         if self._adding:
             raise UsageError("finish while a stream is being added")
         self._check()
         try:
-            return self._finish(config)
+            return self._finish(config, announce)
         except BaseException as error:
             self._fail(error)
             raise
         finally:
             self._close()
 
-    def _finish(self, config: Mapping[str, Any]) -> RankResult:
+    def _finish(self, config: Mapping[str, Any], announce: Callable[[Descriptor], None]) -> RankResult:
         self._workers.shutdown(wait=True)
         self._check()
         self._chunks.flush()
@@ -276,9 +279,11 @@ class RankWriter:
         manifest = media.rank_manifest(self._uid, self._rank, config_descriptor, [descriptor, *packs])
         if len(manifest) > media.MAX_MANIFEST:
             raise StoreError(f"{len(packs)} packs are too many for a manifest", remedy="use larger packs")
-        stored = self._repo.put_manifest(manifest, media.MANIFEST)
         annotations = {media.UID: self._uid, media.RANK: str(self._rank)}
-        result = Descriptor(stored.media_type, stored.digest, stored.size, media.RANK_ARTIFACT, annotations)
+        plain = media.describe(media.MANIFEST, manifest)
+        result = replace(plain, artifact_type=media.RANK_ARTIFACT, annotations=annotations)
+        announce(result)
+        self._repo.put_manifest(manifest, media.MANIFEST)
         return RankResult(result, self._stats(started))
 
     def _push(self, media_type: str, blob: bytes) -> Descriptor:
