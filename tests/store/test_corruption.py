@@ -154,18 +154,20 @@ def test_a_damaged_checkpoint_is_not_copied(
     assert list_checkpoints(tmp_path / "target") == []
 
 
-def test_a_damaged_pack_of_the_parent_is_not_built_upon(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", [0, 1])  # index, pack
+def test_a_damaged_parent_is_not_built_upon(folder: Path, tmp_path: Path, layer: int) -> None:
     shutil.copytree(folder, tmp_path / "store")
     repo = LayoutRepository(tmp_path / "store")
     with open_checkpoint(f"{tmp_path}/store:step-1") as checkpoint:
         parent = checkpoint.ranks[0]
         streams = {name: parent.read(name, 1 << 20) for name in parent.names()}
-        path = tmp_path / "store" / "blobs" / parent.index.pack_digest(0).replace(":", "/")
-        path.write_bytes(path.read_bytes()[:-10])
-        writer = RankWriter(repo, uid="new", rank=0, parent=parent)
-        for name, data in streams.items():
-            writer.put(name, data)
-        result = writer.finish({})
+    damaged = repo.get_manifest(parent.digest).children[layer].digest
+    path = tmp_path / "store" / "blobs" / damaged.replace(":", "/")
+    path.write_bytes(path.read_bytes()[:-10])
+    writer = RankWriter(repo, uid="new", rank=0, parent=RankReader(repo, parent.digest))
+    for name, data in streams.items():
+        writer.put(name, data)
+    result = writer.finish({})
     assert result.stats.stored > 100_000
     child = RankReader(repo, result.manifest)
     child.verify()

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from stasis.errors import ParentLost, StoreError, UsageError
+from stasis.errors import Corrupt, ParentLost, StoreError, UsageError
 from stasis.store import media
 from stasis.store.chunker import MAX_CHUNK, Cut, cut
 from stasis.store.chunks import ChunkStore, merged
@@ -105,7 +105,7 @@ class RankWriter:
         self._parent = parent
         with ExitStack() as closing:
             closing.enter_context(repo.hold())
-            known = Parent(parent.index, parent.probe_packs()) if parent else None
+            known = _known(parent) if parent else None
             self._closing = closing.pop_all()
         self._tables = Tables(known)
         workers = options.workers or len(os.sched_getaffinity(0))
@@ -330,6 +330,13 @@ class RankWriter:
         self._workers.shutdown(wait=True, cancel_futures=True)
         self._packer.close()
         self._closing.close()
+
+
+def _known(parent: RankReader) -> Parent | None:
+    try:
+        return Parent(parent.index, parent.probe_packs())
+    except Corrupt:  # what is damaged is not built upon
+        return None
 
 
 def _joined(stream: _Stream) -> list[tuple[int, int]]:
