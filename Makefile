@@ -55,6 +55,11 @@ cases: ## programs that break checkpointing: DIR=FOLDER
 	fi
 	$(RUN) -m stasis cases $(DIR)
 
+SIZES ?= 1
+.PHONY: bench
+bench: ## the data path beside what people would use: SIZES=1,4 [ONLY=P1,P6] [RUNS=5]
+	$(RUN) -m bench.run --sizes $(SIZES) $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS))
+
 .PHONY: shell
 shell: ## a shell in which `stasis` runs
 	@dir=$$(mktemp -d); printf '#!/bin/sh\nPYTHONPATH=%s exec %s -m stasis "$$@"\n' $(CURDIR)/operator/src $(PYTHON) >$$dir/stasis
