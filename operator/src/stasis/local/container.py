@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stasis.agent import lookup
+from stasis.agent.freezer import Freezer
 from stasis.errors import UsageError
 
 VOLUME = "/stasis"  # where our volume is mounted: init, its word
@@ -88,6 +90,7 @@ class Container:
 
     def start(self) -> Container:
         folder = self.folder
+        self._remove()  # what a killed run left under this name
         shutil.rmtree(folder, ignore_errors=True)
         for name in ("upper", "work", "rootfs", "shm", "volume"):
             (folder / name).mkdir(parents=True)
@@ -165,8 +168,7 @@ class Container:
 
     def delete(self) -> None:
         """Remove the container and its mounts; its folder stays for those who read the log."""
-        _thaw(self.pid1)
-        subprocess.run(["runc", "delete", "-f", self.id], capture_output=True)
+        self._remove()
         if self._runc is not None:
             try:
                 self._runc.wait(10)
@@ -174,8 +176,14 @@ class Container:
                 self._runc.kill()
                 self._runc.wait()
             self.status()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            _thaw(lookup.find_pid1(self.id))
+        subprocess.run(["runc", "delete", "-f", self.id], capture_output=True)
         for name in ("rootfs", "shm"):
-            subprocess.run(["umount", "-l", str(self.folder / name)], capture_output=True)
+            if os.path.ismount(self.folder / name):
+                subprocess.run(["umount", "-l", str(self.folder / name)], capture_output=True)
 
     def __enter__(self) -> Container:
         return self.start()
@@ -266,7 +274,5 @@ def _mount(kind: str, source: str, target: Path, options: str) -> None:
 
 def _thaw(pid1: int) -> None:
     """A container with a frozen group inside cannot be deleted."""
-    from stasis.agent.freezer import Freezer
-
     with contextlib.suppress(Exception):
         Freezer.of(pid1).thaw()
