@@ -92,7 +92,7 @@ class Process:
             self.die()
             return
         if wake is not None and self.alive:
-            at = sim.time + max(0.0, wake - self.now())
+            at = sim.time + max(0.0, wake - self.now()) + 1e-6  # no timer is early
             if self._next_wake is None or at < self._next_wake or self._next_wake < sim.time:
                 self._next_wake = at
                 sim.at(at - sim.time, self._wake)

@@ -50,7 +50,8 @@ class Timing:
         return self.limits.get(step, self.step)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        data: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        return data | {"limits": dict(self.limits)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Timing:
