@@ -23,17 +23,20 @@ class Container:
     """PID 1 with a tree below it (workload.c), in a group of each freezer hierarchy, in a network namespace of its own;
     `whole`: in all other namespaces too, so that CRIU can dump it."""
 
-    def __init__(self, program: Path, beats: Path, mode: str, count: int, *, whole: bool = False) -> None:
+    def __init__(self, beats: Path) -> None:
         self.id = f"stasis-test-{os.getpid()}-{next(NUMBERS)}"
         self.beats = beats
+        self.process: subprocess.Popen[bytes] | None = None
         self.groups = {version: root / self.id for version, root in ROOTS.items()}
         for group in self.groups.values():
             group.mkdir()
+
+    def start(self, program: Path, mode: str, count: int, *, whole: bool = False) -> None:
         join = "".join(f"echo $$ > {group}/cgroup.procs; " for group in self.groups.values())
         spaces = ["--mount", "--ipc", "--uts", "--pid", "--fork", "--mount-proc"] if whole else []
         unshare = ["unshare", "--net", *spaces, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
         self.process = subprocess.Popen(
-            ["sh", "-c", join + 'exec "$@"', "sh", *unshare, str(program), str(beats), mode, str(count)],
+            ["sh", "-c", join + 'exec "$@"', "sh", *unshare, str(program), str(self.beats), mode, str(count)],
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
         )
@@ -67,8 +70,9 @@ class Container:
     def remove(self) -> None:
         for version, group in self.groups.items():
             remove_group(group, version)
-        self.process.stdout.close()  # type: ignore[union-attr]
-        self.process.wait()
+        if self.process is not None:
+            self.process.stdout.close()  # type: ignore[union-attr]
+            self.process.wait()
 
 
 def child(pid: int) -> int:
@@ -129,7 +133,8 @@ def container(workload: Path, tmp_path: Path) -> Iterator[Callable[..., Containe
     made: list[Container] = []
 
     def start(mode: str = "beat", count: int = 4, **options: bool) -> Container:
-        made.append(Container(workload, tmp_path / f"beats{len(made)}", mode, count, **options))
+        made.append(Container(tmp_path / f"beats{len(made)}"))
+        made[-1].start(workload, mode, count, **options)
         return made[-1]
 
     yield start
