@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tests.gang.trainer import chain
 
 from stasis.agent import provision
 from stasis.agent.freezer import Freezer
+from stasis.agent.lookup import host_pids
+from stasis.agent.names import hostname
 from stasis.agent.network.lock import is_locked
 from stasis.core.plan import Timing
 from stasis.demo.proof import differences, steps
@@ -52,7 +55,8 @@ class Lab:
         self.gang = LocalGang(name, spec, folder / "gang")
         self.gang.start()
         self.where = where or f"{folder}/store:test"
-        self.operator = LocalOperator(self.gang, self.where, timing=timing)
+        self.on_stage: Callable[[str], None] = lambda what: None
+        self.operator = LocalOperator(self.gang, self.where, timing=timing, on_stage=lambda what: self.on_stage(what))
 
     def progress(self, count: int = 3, timeout: float = 60.0) -> None:
         """Wait until every rank has done `count` more steps."""
@@ -98,6 +102,53 @@ class Lab:
         """Ranks whose trees are not running."""
         return [rank for rank, place in self.gang.places.items() if _state(place.container.pid1) != "thawed"]
 
+    def processes(self, rank: int) -> list[int]:
+        """The processes of a rank's container, without its PID 1."""
+        pid1 = self.gang.places[rank].container.pid1
+        space = os.readlink(f"/proc/{pid1}/ns/pid")
+        found = []
+        for pid in host_pids():
+            try:
+                if pid != pid1 and os.readlink(f"/proc/{pid}/ns/pid") == space:
+                    found.append(pid)
+            except OSError:
+                continue  # gone meanwhile
+        return found
+
+    def files(self, rank: int) -> set[str]:
+        """Names of all that lies in a rank's layer, emptyDirs and /dev/shm, without the image's own folders."""
+        folder, image = self.gang.places[rank].container.folder, self.gang.spec.rootfs
+        upper = {
+            path for path in (folder / "upper").rglob("*") if not (image / path.relative_to(folder / "upper")).is_dir()
+        }
+        others = {path for area in ("shm", "emptydir") for path in (folder / area).rglob("*")}
+        return {str(path.relative_to(folder)) for path in upper | others}
+
+    def suspend_into_placeholders(self, **options: object) -> dict[int, set[str]]:
+        """Suspend, and start placeholders; returns the files that each has."""
+        self.operator.suspend()
+        self.gang.wait(10)
+        self.gang.replace(new_addresses=bool(options.pop("new_addresses", False)), options=options)
+        return {rank: self.files(rank) for rank in self.gang.places}
+
+    def not_waiting(self, files: Mapping[int, set[str]]) -> list[str]:
+        """What a placeholder has that it had not when it was started: nothing, where a restore came to nothing."""
+        found = [f"rank {rank} is frozen" for rank in self.frozen()] + [
+            f"rank {rank} is locked" for rank in self.locked()
+        ]
+        for rank, place in self.gang.places.items():
+            pid1 = place.container.pid1
+            found += [f"rank {rank} has process {pid}" for pid in self.processes(rank)]
+            found += [f"rank {rank} has {name}" for name in self.files(rank) ^ files[rank]]
+            if hostname(pid1) != f"{self.name}-{rank}":
+                found.append(f"rank {rank} is called {hostname(pid1)}")
+            if os.path.exists(Freezer.of(pid1).path):
+                found.append(f"rank {rank} has {Freezer.of(pid1).path}")
+            state = place.container.folder / "volume/state"
+            if state.exists() and (text := state.read_text().strip()) != "waiting":
+                found.append(f"rank {rank} is {text}")
+        return found
+
     def tails(self) -> dict[int, list[str]]:
         return {rank: lines[-6:] for rank, lines in self.gang.lines.items()}
 
@@ -140,3 +191,12 @@ def left_behind(name: str) -> Iterable[str]:
             continue
         if f"{name}/gang" in text or f"{name}-" in text:
             yield f"process {text}"
+
+
+def until(done: Callable[[], bool], timeout: float = 30.0) -> bool:
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if done():
+            return True
+        time.sleep(0.001)
+    return False

@@ -87,6 +87,7 @@ class RestoreFailed(StasisError):
     """A restore failed; its checkpoint is intact and stays current."""
 
     exit_code = 7
+    retryable = True
 
 
 class DeadlineExceeded(CheckpointFailed):

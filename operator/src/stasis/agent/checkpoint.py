@@ -46,9 +46,16 @@ DUMP_SECONDS = 600.0
 class CheckpointRank:
     """The state of one rank in one checkpoint. `run(step, args)` carries a step out."""
 
-    def __init__(self, node: Node, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        progress: Callable[[int], None] | None = None,
+        announce: Callable[[Descriptor], None] = lambda manifest: None,
+    ) -> None:
+        """`announce` is told the rank's manifest before it is in the store."""
         self.node = node
         self._progress = progress
+        self._announce = announce
         self._job: Job | None = None
         self._captured: Captured | None = None
         self._sockets: TcpSockets | None = None
@@ -269,7 +276,7 @@ class CheckpointRank:
                 named.sort(key=lambda item: not item[0].startswith(f"{IMAGE_PREFIX}pages-"))  # the long ones first
                 for done in [pool.submit(writer.add, name, pieces()) for name, pieces in named]:
                     done.result()
-            result = writer.finish(self._config(captured, args).to_dict())
+            result = writer.finish(self._config(captured, args).to_dict(), announce=self._announce)
         captured.close()
         self._captured = None
         return {"manifest": result.manifest.digest, "size": result.manifest.size, "stats": vars(result.stats)}

@@ -36,6 +36,11 @@ class Records:
         data = durable.read(self._folder, file_name(key))
         return None if data is None else _parse(key, data)
 
+    def forget(self, op: str) -> None:
+        """Delete an operation's records: nobody will ever ask for them again."""
+        start = quote(f"{op}/", safe="")
+        durable.remove(self._folder, *(name for name in os.listdir(self._folder) if name.startswith(start)))
+
     def close(self) -> None:
         os.close(self._folder)
 

@@ -7,6 +7,7 @@ Nothing of the checkpoint runs before `thaw`: until then every task is stopped a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stasis.agent import admission, attributes, cgroups, lookup, nested
+from stasis.agent import admission, attributes, cgroups, lookup, nested, proctree
 from stasis.agent.criu import container_cgroups
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
@@ -23,7 +24,7 @@ from stasis.agent.files.volumes import volume_points
 from stasis.agent.files.worker import lay_in_child
 from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.launch import enter
-from stasis.agent.names import set_hostname
+from stasis.agent.names import hostname, set_hostname
 from stasis.agent.network import diag, images, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
@@ -54,7 +55,7 @@ class RestoreRank:
         self._gate: Gate | None = None
         self._netns: int | None = None
         self._freezer: Freezer | None = None
-        self._moves: dict[int, str] = {}
+        self._noted: dict[str, Any] = {}
         self._criu = node.criu()
         self.timings: dict[str, float] = {}
         self._steps: dict[Step, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -68,10 +69,13 @@ class RestoreRank:
         }
 
     def recover(self, args: Mapping[str, Any]) -> None:
-        """After a restart of the agent: find again what an earlier one worked on, so that it can be undone."""
+        """After a restart of the agent: find again what an earlier one worked on, so that it can be undone or, once it
+        is decided, thawed."""
         self._job = Job.from_args(args)
         with contextlib.suppress(ProcessLookupError):
             self._find()
+        with contextlib.suppress(FileNotFoundError):
+            self._noted = json.loads(self._notes.read_text())
 
     def run(self, step: Step, args: Mapping[str, Any]) -> dict[str, Any]:
         """Carry a step out; steps of collectives and devices have nothing to do for a job without them."""
@@ -132,10 +136,22 @@ class RestoreRank:
     def _laid(self) -> Path:
         return self.node.state / f"laid-{self.job.container_id}"
 
+    @property
+    def _notes(self) -> Path:
+        return self.node.state / f"notes-{self.job.container_id}"
+
+    def _note(self, **what: Any) -> None:
+        """What an agent that is restarted must know for `tear-down` and `thaw`."""
+        self._noted |= what
+        new = self._notes.with_name(f"{self._notes.name}.new")
+        new.write_text(json.dumps(self._noted))
+        new.replace(self._notes)
+
     def _lay(self, args: Mapping[str, Any]) -> dict[str, Any]:
         config, job = self._config, self.job
         assert self._netns is not None
         write_word(self._pid1, "state", "restoring")
+        self._note(hostname=hostname(self._pid1))
         set_hostname(self._pid1, config.hostname)
         self._translate()
         lock.lock(self._netns, job.gang(), [c.ends for c in config.table()])
@@ -187,7 +203,7 @@ class RestoreRank:
     def _restore(self, args: Mapping[str, Any]) -> dict[str, Any]:
         config, pid1 = self._config, self._pid1
         assert self._freezer is not None
-        os.makedirs(self._freezer.path, exist_ok=True)
+        self._freezer.create()
         _raise_last_pid(pid1, config.last_pid)
         inherit = {}
         try:
@@ -207,7 +223,8 @@ class RestoreRank:
         self._root = self._find_restored()
         self._freeze()
         hierarchy = HIERARCHY[self._freezer.version]
-        self._moves = nested.rejoin(pid1, self._root, config.cgroups, self.job.container_id, freezer=hierarchy)
+        moves = nested.rejoin(pid1, self._root, config.cgroups, self.job.container_id, freezer=hierarchy)
+        self._note(moves=moves)
         notes = attributes.reapply(pid1, self._root.pid, config.attributes)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "notes": notes}
 
@@ -284,28 +301,31 @@ class RestoreRank:
         if self._gate is not None:
             self._gate.close()
             self._gate = None
-        write_word(self._pid1, "word", f"restored {self._config.root}")
+        keeper = lookup.inner_pids(lookup.find_root(self._pid1).pid)[-1]
+        write_word(self._pid1, "word", f"restored {keeper}")
         write_word(self._pid1, "state", "running")
         self._freezer.thaw()
-        cgroups.move_all(self._moves)
+        cgroups.move_all({int(pid): group for pid, group in self._noted.get("moves", {}).items()})
         self._close()
         return {}
 
     def _tear_down(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Kill what was restored, remove what was laid. The placeholder waits on."""
+        """Kill what was restored, remove what was laid. The placeholder waits on, unless it is gone."""
+        there = self._freezer is not None and not proctree.dead(self._pid1)
         if self._gate is not None:
             self._gate.close()
             self._gate = None
         if self._freezer is not None:
             self._freezer.kill()
             self._freezer.remove()
-        if self._job is not None and self._laid.exists():
+        if there and self._laid.exists():
             remove(self._pid1, LaidList(self._laid))
         if self._netns is not None:
             lock.unlock(self._netns)
             translate.untranslate(self._netns)
-            translate.untranslate(self._netns)
-        if self._freezer is not None:
+        if there:
+            if name := self._noted.get("hostname"):
+                set_hostname(self._pid1, name)
             write_word(self._pid1, "state", "waiting")
         self._close()
         return {}
@@ -313,6 +333,7 @@ class RestoreRank:
     def _close(self) -> None:
         if self._job is not None:
             self._laid.unlink(missing_ok=True)
+            self._notes.unlink(missing_ok=True)
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None

@@ -99,13 +99,15 @@ class LocalAgent:
         """Bring every operation that was left under way to its end."""
         return [self.run(spec, on_stage) for spec in self.unfinished()]
 
-    def forget(self, spec: Spec) -> None:
-        """An ended operation: its journal entries. Its records stay."""
+    def forget(self, spec: Spec, outcome: Outcome) -> None:
+        """An ended operation: its journal entries, and its records unless it made a checkpoint."""
         for kind in ("job", "member"):
             for name in self.state.names(kind):
                 if name == spec.op or name.startswith(f"{spec.op}."):
                     self.state.remove(kind, name)
         self.state.remove("operation", spec.op)
+        if outcome in (Outcome.ABORTED, Outcome.RESTORED, Outcome.BROKEN, Outcome.ABANDONED):
+            self.records.forget(spec.op)
 
     def member(self, spec: Spec, rank: int, bus: Bus, clock: BootClock) -> Runner:
         """One rank's member, from its journal on."""
@@ -171,7 +173,7 @@ class _Run:
                 runner.stop()
         _raise_failure(runners)
         assert self._report is not None
-        self._agent.forget(spec)
+        self._agent.forget(spec, self._report.outcome)
         return self._report
 
     def _committed(self) -> Record | None:

@@ -29,9 +29,11 @@ from stasis.core.plan import PLANS
 from stasis.core.records import Failure, Record
 from stasis.core.steps import Step
 from stasis.errors import StasisError
+from stasis.store.media import Descriptor
 
 log = logging.getLogger(__name__)
 
+STORED = "stored"  # kind of the entries that name a rank's manifest
 FIRST = {plan[0].step for plan in PLANS.values()}
 
 
@@ -194,10 +196,20 @@ class RankExecutor:
             self._state.write("job", key, journaled)
         first = Step(journaled["step"])
         self._key = key
-        self._worker = CheckpointRank(self._node, self._progress) if first is Step.PREPARE else RestoreRank(self._node)
+        if first is Step.PREPARE:
+            self._worker = CheckpointRank(self._node, self._progress, self._announce)
+        else:
+            self._worker = RestoreRank(self._node)
         if step not in FIRST:
             self._worker.recover(journaled["args"])
         return self._worker
+
+    def _announce(self, manifest: Descriptor) -> None:
+        """The rank's manifest is to be removed should its checkpoint be aborted."""
+        assert self._worker is not None
+        job = self._worker.job
+        entry = {"op": job.uid, "repository": job.repository, "digest": manifest.digest}
+        self._state.write(STORED, f"{job.uid}.{job.rank}", entry)
 
     def _watch(self, worker: CheckpointRank, reply: Reply) -> None:
         """Tell when the tree ends by itself."""

@@ -1,0 +1,65 @@
+"""What of the store is to go: checkpoints that their tag no longer points to, and the ranks of aborted ones.
+
+Whatever the store says to it, the gang goes on: what could not be removed is said in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from stasis.core.records import Verdict, decision_key
+from stasis.errors import Corrupt, NotFound, StoreError
+from stasis.local.operation import LocalAgent
+from stasis.local.ports import STORED
+from stasis.store.checkpoint import Listed, forget, list_checkpoints, remove
+from stasis.store.connect import open_repository
+from stasis.store.http import HttpOptions
+from stasis.store.media import MANIFEST, RANK_ARTIFACT, UID, Descriptor
+from stasis.store.repository import Repository
+
+log = logging.getLogger(__name__)
+
+SOON = HttpOptions(connect_timeout=5, read_timeout=30, patience=5)  # a registry that is down is asked again later
+
+
+def tagged(repository: Repository, tag: str) -> Listed | None:
+    """The checkpoint that the tag points to now; None where there is none that can be read."""
+    try:
+        manifest = repository.get_manifest(tag)
+    except (NotFound, Corrupt):
+        return None
+    if not manifest.is_checkpoint:
+        return None
+    return Listed(tag, manifest.descriptor.digest, manifest.annotations.get(UID, ""), len(manifest.children), {})
+
+
+def remove_replaced(agent: LocalAgent, repository: Repository, before: Listed) -> None:
+    """Remove a checkpoint that its tag no longer points to, unless another tag does."""
+    try:
+        if any(listed.digest == before.digest for listed in list_checkpoints(repository.reference, repository)):
+            return
+        remove(replace(repository.reference, digest=before.digest), repository)
+    except StoreError as trouble:
+        log.warning("the replaced checkpoint %s stays: %s", before.digest, trouble)
+        return
+    agent.records.forget(before.uid)
+
+
+def forget_aborted(agent: LocalAgent) -> None:
+    """Remove the rank manifests that were stored for checkpoints which were then aborted, also by an agent before."""
+    under_way = {spec.op for spec in agent.unfinished()}
+    for name in agent.state.names(STORED):
+        entry = agent.state.read(STORED, name)
+        if entry is None or entry["op"] in under_way:
+            continue
+        decision = agent.records.read(decision_key(entry["op"]))
+        if decision is None or decision.verdict is not Verdict.COMMIT:
+            try:
+                with open_repository(entry["repository"], http=SOON) as repository:
+                    forget(repository, [Descriptor(MANIFEST, entry["digest"], 0, RANK_ARTIFACT)])
+            except StoreError as trouble:
+                log.warning("the manifest %s of an aborted checkpoint stays: %s", entry["digest"], trouble)
+                if trouble.retryable:
+                    continue
+        agent.state.remove(STORED, name)

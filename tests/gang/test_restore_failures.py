@@ -1,0 +1,158 @@
+"""A restore that fails, or whose agent is killed, at any step. Before its record the placeholders are as they were;
+after it, the gang goes on. Never is half a gang running, and the checkpoint can be restored again."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.gang.lab import Lab, until
+
+from stasis.core.plan import PLANS, VOTES, Kind
+from stasis.errors import RestoreFailed
+
+pytestmark = [pytest.mark.root, pytest.mark.criu]
+
+MakeLab = Callable[..., Lab]
+UNDECIDED = ["place", "lay", "lay~0.1", "restore", "restore~0.1", "restore~0.3", "release-network", "poke-network"]
+SOME = ["restore~0.1", "poke-network"]
+DECIDED = ["restored", "thaw~0.05", "rebuild"]
+
+
+def killed(one: Lab, verb: str, point: str) -> None:
+    agent = one.agent(verb, point)
+    text, _ = agent.communicate(timeout=100)
+    assert agent.returncode == -signal.SIGKILL, text
+
+
+def answer(one: Lab, verb: str) -> object:
+    agent = one.agent(verb)
+    text, _ = agent.communicate(timeout=100)
+    return json.loads(text)
+
+
+def write_files(one: Lab) -> None:
+    """What a restore has to lay, and to remove again when it fails."""
+    for place in one.gang.places.values():
+        script = "mkdir -p /opt/made/deep && echo a >/opt/made/deep/a && echo b >/dev/shm/b"
+        subprocess.run(["runc", "exec", place.container.id, "sh", "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    "points", [pytest.param(UNDECIDED, marks=pytest.mark.slow, id="all"), pytest.param(SOME, id="some")]
+)
+@pytest.mark.parametrize("translate", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["kept", "translated"])
+def test_killed_before_the_record_the_placeholders_wait(lab: MakeLab, points: list[str], translate: bool) -> None:
+    one = lab(env={"BALLAST": str(32 << 20)})
+    write_files(one)
+    one.progress()
+    files = one.suspend_into_placeholders(new_addresses=translate)
+    for point in points:
+        killed(one, "restore", point)
+        killed(one, "recover", "lay")  # a second attempt had begun, the first one is undone
+        assert one.not_waiting(files) == []
+        assert answer(one, "recover") == ["abandoned"]
+        assert one.not_waiting(files) == []
+    one.operator.restore()
+    one.progress()
+    one.finish()
+
+
+@pytest.mark.parametrize("point", ["lay~0.1", pytest.param("release-network", marks=pytest.mark.slow)])
+def test_a_restarted_agent_tries_again(lab: MakeLab, point: str) -> None:
+    one = lab()
+    write_files(one)
+    one.progress()
+    one.suspend_into_placeholders()
+    killed(one, "restore", point)
+    assert answer(one, "recover") == ["restored"]
+    one.progress()
+    one.finish()
+
+
+@pytest.mark.slow
+def test_killed_before_the_record_fresh_placeholders_do_as_well(lab: MakeLab) -> None:
+    one = lab()
+    one.progress()
+    one.suspend_into_placeholders()
+    killed(one, "restore", "poke-network")
+    killed(one, "recover", "lay")
+    assert answer(one, "recover") == ["abandoned"]
+    one.operator.resume(new_addresses=True)
+    one.progress()
+    one.finish()
+
+
+@pytest.mark.parametrize("point", [p if p == "restored" else pytest.param(p, marks=pytest.mark.slow) for p in DECIDED])
+def test_killed_after_the_record_training_goes_on(lab: MakeLab, point: str) -> None:
+    """Also the next suspension, by an agent that knows of the restore only what is written down."""
+    one = lab()
+    one.progress()
+    one.suspend_into_placeholders(new_addresses=True)
+    killed(one, "restore", point)
+    assert answer(one, "recover") == ["restored"]
+    one.progress()
+    one.operator.suspend()
+    one.operator.resume(new_addresses=True)
+    one.progress()
+    one.finish()
+
+
+def kill_criu(one: Lab) -> bool:
+    for rank in one.gang.places:
+        for pid in one.processes(rank):
+            try:
+                if b"/criu\0restore\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+            except OSError:
+                continue  # gone meanwhile
+    return False
+
+
+def test_a_killed_criu_is_tried_again_once(lab: MakeLab) -> None:
+    one = lab(env={"BALLAST": str(100 << 20)})
+    one.progress()
+    files = one.suspend_into_placeholders()
+    agent = one.agent("restore")
+    assert until(lambda: kill_criu(one)), "no CRIU seen"
+    while agent.poll() is None:
+        kill_criu(one)
+    text = json.loads(agent.communicate()[0])
+    assert text["error"] == "RestoreFailed"
+    assert "killed" in text["message"]
+    assert one.not_waiting(files) == []
+    agent = one.agent("restore")
+    assert until(lambda: kill_criu(one)), "no CRIU seen"
+    assert json.loads(agent.communicate(timeout=60)[0]) == "restored"
+    one.progress()
+    one.finish()
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["restore", pytest.param("lay", marks=pytest.mark.slow), pytest.param("poke-network", marks=pytest.mark.slow)],
+)
+def test_a_placeholder_that_is_deleted_keeps_the_others_from_running(lab: MakeLab, step: str) -> None:
+    one = lab()
+    one.progress()
+    files = one.suspend_into_placeholders()
+    one.on_stage = lambda what: one.gang.places[1].container.delete() if what == step else None
+    with pytest.raises(RestoreFailed, match="rank 1"):
+        one.operator.restore()
+    one.on_stage = lambda what: None
+    assert one.processes(0) == []
+    assert one.files(0) == files[0]
+    assert one.frozen() == []
+    one.operator.resume()
+    one.progress()
+    one.finish()
+
+
+def test_every_step_is_killed_at() -> None:
+    plan = [stage.step for stage in PLANS[Kind.RESTORE]]
+    named = {point.partition("~")[0] for point in UNDECIDED}
+    assert named == set(plan[: VOTES[Kind.RESTORE] + 1])
