@@ -38,6 +38,8 @@ class Lab:
         where: str = "",
         timing: Timing = TIMING,
         env: dict[str, str] | None = None,
+        keep: bool = False,
+        options: Mapping[str, object] | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
@@ -50,13 +52,15 @@ class Lab:
             provision.rootfs(),
             provision.init(),
             env=env or {},
-            options={"volumes": {"/code": Path(__file__).parent, "/control": self.control}},
+            options={"volumes": {"/code": Path(__file__).parent, "/control": self.control}, **(options or {})},
         )
         self.gang = LocalGang(name, spec, folder / "gang")
         self.gang.start()
         self.where = where or f"{folder}/store:test"
         self.on_stage: Callable[[str], None] = lambda what: None
-        self.operator = LocalOperator(self.gang, self.where, timing=timing, on_stage=lambda what: self.on_stage(what))
+        self.operator = LocalOperator(
+            self.gang, self.where, timing=timing, on_stage=lambda what: self.on_stage(what), keep=keep
+        )
 
     def progress(self, count: int = 3, timeout: float = 60.0) -> None:
         """Wait until every rank has done `count` more steps."""

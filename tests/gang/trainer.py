@@ -58,7 +58,7 @@ def main() -> None:
     rank, world, pause = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), float(sys.argv[1])
     peers = connect(rank, world)
     number, value, step, more = random.SystemRandom().getrandbits(32), 0, 0, True
-    ballast = random.SystemRandom().randbytes(int(os.environ.get("BALLAST", "0")))
+    ballast = random.SystemRandom().randbytes(int(os.environ.get(f"BALLAST{rank}", os.environ.get("BALLAST", "0"))))
     whole = zlib.crc32(ballast)
     while more:
         if rank == 0:
