@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 import socket
@@ -69,44 +68,5 @@ def forget(folder: Path) -> None:
 
 def throttled(folder: Path, target: int, rate: float) -> Server:
     """Forwards to the port `target`, what clients send at `rate` bytes a second in all."""
-    return Server(lambda port: [sys.executable, "-m", "bench.registry", str(port), str(target), str(rate)], folder)
-
-
-class Bucket:
-    """Tokens for bytes: `wait(now, count)` is how long to wait before sending so many. Holds a tenth of a second's."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._tokens = self._most = rate / 10
-        self._at = 0.0
-
-    def wait(self, now: float, count: int) -> float:
-        self._tokens = min(self._most, self._tokens + (now - self._at) * self._rate) - count
-        self._at = now
-        return max(0.0, -self._tokens / self._rate)
-
-
-async def forward(port: int, target: int, rate: float) -> None:
-    bucket = Bucket(rate)
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limited: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 18):
-                if limited and (pause := bucket.wait(time.monotonic(), len(data))):
-                    await asyncio.sleep(pause)
-                writer.write(data)
-                await writer.drain()
-        with contextlib.suppress(OSError):
-            writer.close()
-            await writer.wait_closed()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream, downstream = await asyncio.open_connection("127.0.0.1", target, limit=1 << 20)
-        await asyncio.gather(copy(reader, downstream, True), copy(upstream, writer, False))
-
-    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=1 << 20)
-    await server.serve_forever()
-
-
-if __name__ == "__main__":
-    asyncio.run(forward(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    program = Path(__file__).with_name("throttle.py")
+    return Server(lambda port: [sys.executable, str(program), str(port), str(target), str(rate)], folder)

@@ -24,6 +24,7 @@ from bench.measure import Samples
 from bench.registry import registry, throttled
 from bench.spill import spill
 from bench.subject import GIB, Subject
+from stasis import presentation as show
 
 RATE = 250e6  # bytes a second of the slow sink
 GAP_RUNS = 20
@@ -149,7 +150,7 @@ def main(sizes: str, fixed: float, runs: int, only: str, output: Path, folder: P
     wanted = Wanted(goals, tuple(float(size) for size in sizes.split(",")), fixed, runs, folder)
     console = Console(stderr=True, highlight=False)
     console.print(f"about {wanted.minutes:.0f} minutes on two quiet cores")
-    report.table(run(wanted, output, console), Console(highlight=False))
+    report.table(run(wanted, output, console), show.output())
 
 
 if __name__ == "__main__":

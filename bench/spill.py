@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import uuid
@@ -48,7 +49,8 @@ def _agent(subject: Subject, places: Places) -> int:
         "uid": str(uuid.uuid4()),
     }
     command = [sys.executable, "-m", "bench.spill", str(places.folder), json.dumps(job)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return int(done.stdout)
 
 
