@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ _LIBC.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _LIBC.ptrace.restype = ctypes.c_long
 _SEIZE, _INTERRUPT, _DETACH, _GET_FILTER = 0x4206, 0x4207, 17, 0x420C
 _MAX_INSTRUCTIONS, _INSTRUCTION = 4096, 8
+_TSYNC = 1  # SECCOMP_FILTER_FLAG_TSYNC
 _MAX_FILTERS = 32  # CRIU itself stops at less
 
 
@@ -31,6 +32,7 @@ def of_images(codec: ImageCodec, images: Mapping[str, bytes]) -> list[Credential
     Raises Corrupt where a thread of the tree has no credentials: CRIU would take them from elsewhere.
     """
     filters = _filters(codec, images.get("seccomp.img", b""))
+    synced = _synced(codec, images.get("seccomp.img", b""))
     found = []
     for entry in codec.load("pstree.img", _image(images, "pstree.img")).messages:
         leader = _core(codec, images, entry.pid)
@@ -38,7 +40,7 @@ def of_images(codec: ImageCodec, images: Mapping[str, bytes]) -> list[Credential
             continue
         for thread in {entry.pid, *entry.threads}:
             core = leader if thread == entry.pid else _core(codec, images, thread)
-            found.append(_of_core(thread, core, leader, filters))
+            found.append(_of_core(thread, core, leader, filters, synced))
     return found
 
 
@@ -56,7 +58,9 @@ def _core(codec: ImageCodec, images: Mapping[str, bytes], thread: int) -> Any:
     return messages[0]
 
 
-def _of_core(thread: int, core: Any, leader: Any, filters: Sequence[tuple[bytes, ...]]) -> Credentials:
+def _of_core(
+    thread: int, core: Any, leader: Any, filters: Sequence[tuple[bytes, ...]], synced: Collection[int]
+) -> Credentials:
     if not core.HasField("thread_core") or not core.thread_core.HasField("creds"):
         raise Corrupt(f"core-{thread}.img: a thread without credentials")
     creds, own = core.thread_core.creds, core.thread_core
@@ -65,6 +69,8 @@ def _of_core(thread: int, core: Any, leader: Any, filters: Sequence[tuple[bytes,
         mode, index = own.seccomp_mode, own.seccomp_filter if own.HasField("seccomp_filter") else None
     elif leader.HasField("tc") and leader.tc.HasField("old_seccomp_mode"):
         mode, index = leader.tc.old_seccomp_mode, leader.tc.old_seccomp_filter
+    elif leader.thread_core.HasField("seccomp_filter") and leader.thread_core.seccomp_filter in synced:
+        mode, index = leader.thread_core.seccomp_mode, leader.thread_core.seccomp_filter
     if index is not None and index >= len(filters):
         raise Corrupt(f"core-{thread}.img: seccomp filter {index} of {len(filters)}")
     return Credentials(
@@ -102,6 +108,13 @@ def _filters(codec: ImageCodec, image: bytes) -> list[tuple[bytes, ...]]:
             chains.append((bytes(one.filter), *before))
         break  # CRIU reads one entry
     return chains
+
+
+def _synced(codec: ImageCodec, image: bytes) -> set[int]:
+    """The filters that CRIU installs in all threads of a process at once: of threads that have the same ones as their
+    leader, the images hold the leader's alone (criu/seccomp.c, try_use_tsync)."""
+    entries = codec.load("seccomp.img", image).messages[:1] if image else []
+    return {n for entry in entries for n, one in enumerate(entry.seccomp_filters) if one.flags & _TSYNC}
 
 
 def of_process(pid: int) -> Credentials:
