@@ -14,10 +14,11 @@ from bench.dense import Places
 from bench.measure import Samples, peak_memory
 from bench.registry import forget
 from bench.subject import GIB, Subject
-from stasis.agent.checkpoint import STORE_MEMORY, CheckpointRank
+from stasis.agent.checkpoint import CheckpointRank
 from stasis.agent.node import Node
 from stasis.agent.reserve import Ledger
 from stasis.agent.room import node_room
+from stasis.agent.storing import MEMORY
 from stasis.core.capacity import Amounts
 from stasis.core.steps import Step
 
@@ -59,7 +60,7 @@ def _checkpoint(folder: Path, job: dict[str, object]) -> None:
 
     def room(folder: Path) -> Amounts:
         found = node_room(folder)
-        return Amounts(STORE_MEMORY, found.disk, found.descriptors, found.pipe_pages)
+        return Amounts(MEMORY, found.disk, found.descriptors, found.pipe_pages)
 
     node.ledger = Ledger(folder / "reservations", room)
     rank = CheckpointRank(node)

@@ -21,7 +21,7 @@ from stasis.agent.freezer import Freezer
 from stasis.agent.journal import Fate, FrozenTree, StateDir
 from stasis.agent.network import lock
 from stasis.agent.network.sockets import TcpSockets
-from stasis.agent.reconcile import Found, Standing, note_helper, reconcile
+from stasis.agent.reconcile import Found, Standing, helper, reconcile
 from stasis.agent.records import Records
 from stasis.core.records import Record, Verdict, decision_key, release_key
 
@@ -439,19 +439,20 @@ def test_release_is_carried_out_by_the_agents_own_means(bench: Bench) -> None:
 
 
 def test_helpers_of_a_killed_agent_are_ended(bench: Bench) -> None:
-    helper, other = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
+    mine, other = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
     try:
-        note_helper(bench.state, helper.pid)
-        note_helper(bench.state, other.pid)
+        noted = [helper(bench.state, process.pid) for process in (mine, other)]  # never left: the agent is killed
+        for note in noted:
+            note.__enter__()
         entry = bench.state.read("helper", str(other.pid))
         assert entry is not None
         bench.state.write("helper", str(other.pid), {**entry, "start": entry["start"] - 1})  # a pid used again
         reconcile(bench.state)
-        assert helper.wait(30) == -signal.SIGKILL
+        assert mine.wait(30) == -signal.SIGKILL
         assert other.poll() is None
         assert bench.state.names("helper") == []
     finally:
-        for process in (helper, other):
+        for process in (mine, other):
             process.kill()
             process.wait()
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stasis.agent import attributes, cgroups, fingerprint, lookup, nested, proctree, scan
@@ -24,20 +23,16 @@ from stasis.agent.network import diag, lock, options
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
 from stasis.agent.reserve import Reservation
+from stasis.agent.storing import MEMORY, Storing
 from stasis.agent.volume import write_word
 from stasis.core.capacity import Amounts, Mode
-from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
+from stasis.core.rankconfig import RankConfig
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Finding, Refused, UsageError
-from stasis.store.connect import open_repository
-from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
-from stasis.store.reader import RankReader
+from stasis.store.media import Descriptor
 from stasis.store.reference import Reference
-from stasis.store.writer import RankWriter, StoreOptions
 
 DRAIN_SECONDS = 1.0
-STORE_MEMORY = 256 << 20  # bytes that storing may take, of each rank
-STORE_OPTIONS = StoreOptions(memory_bytes=STORE_MEMORY)
 SETTLE_TRIES = 5
 SETTLE_SECONDS = 0.05
 DUMP_SECONDS = 600.0
@@ -64,6 +59,7 @@ class CheckpointRank:
         self._netns: int | None = None
         self._freezer: Freezer | None = None
         self._reservation: Reservation | None = None
+        self._storing: Storing | None = None
         self._manifest: dict[str, Any] | None = None
         self._timings: dict[str, float] = {}
         self._criu = node.criu()
@@ -128,6 +124,8 @@ class CheckpointRank:
         freezer.gather(root.pid)
         self._needs = needs(self._pid1, root)
         self._reserve(self._needs.total)
+        if self._storing is None:
+            self._storing = Storing(job, self._progress)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "needs": self._needs.as_dict()}
 
     def _unattachable(self) -> list[Finding]:
@@ -153,7 +151,7 @@ class CheckpointRank:
         job = self.job
         if self._reservation is None:
             stays = Reference.parse(job.repository).path is not None
-            kept = Amounts(memory=STORE_MEMORY, disk=size if stays else 0)
+            kept = Amounts(memory=MEMORY, disk=size if stays else 0)
             name = f"{job.uid}.{job.rank}"
             self._reservation = self.node.ledger.reserve(name, size, releases=job.releases, kept=kept)
         if self._reservation.plan.mode is Mode.COPY:
@@ -228,6 +226,8 @@ class CheckpointRank:
                 self._reservation.plan.mode,
                 timeout=DUMP_SECONDS,
             )
+        if self.tree[2].state() != "frozen":
+            raise CheckpointFailed(f"rank {self.job.rank} ran on while it was captured")
         return {
             "size": self._captured.size,
             "connections": [c.as_dict() for c in self._captured.connections],
@@ -252,34 +252,13 @@ class CheckpointRank:
 
     def _store(self, args: Mapping[str, Any]) -> dict[str, Any]:
         if self._manifest is None:
-            assert self._captured is not None
-            self._manifest = self._write(self._captured, args)
+            captured, storing = self._captured, self._storing
+            assert captured is not None
+            assert storing is not None
+            self._manifest = storing.write(captured, lambda: self._config(captured, args), self._announce)
+            captured.close()
+            self._captured = None
         return self._manifest
-
-    def _write(self, captured: Captured, args: Mapping[str, Any]) -> dict[str, Any]:
-        job = self.job
-        with contextlib.ExitStack() as stack:
-            repository = stack.enter_context(open_repository(job.repository))
-            parent = None
-            if job.parent:
-                known = repository.get_manifest(job.parent)
-                descriptor = Descriptor(MANIFEST, job.parent, len(known.body), RANK_ARTIFACT)
-                parent = RankReader(repository, descriptor)
-            writer = RankWriter(
-                repository, uid=job.uid, rank=job.rank, parent=parent, options=STORE_OPTIONS, progress=self._progress
-            )
-            stack.callback(writer.abort)
-            with ThreadPoolExecutor(4, thread_name_prefix="store") as pool:
-                named: list[tuple[str, Callable[[], Iterable[memoryview]]]]
-                named = [(IMAGE_PREFIX + name, stream.pieces) for name, stream in captured.images.items()]
-                named += [(AREA_PREFIX + name, pieces) for name, pieces in captured.areas.items()]
-                named.sort(key=lambda item: not item[0].startswith(f"{IMAGE_PREFIX}pages-"))  # the long ones first
-                for done in [pool.submit(writer.add, name, pieces()) for name, pieces in named]:
-                    done.result()
-            result = writer.finish(self._config(captured, args).to_dict(), announce=self._announce)
-        captured.close()
-        self._captured = None
-        return {"manifest": result.manifest.digest, "size": result.manifest.size, "stats": vars(result.stats)}
 
     def _config(self, captured: Captured, args: Mapping[str, Any]) -> RankConfig:
         job = self.job
@@ -316,13 +295,14 @@ class CheckpointRank:
             write_word(self._pid1, "word", "released")
             self._let_go_of_sockets()  # descriptors of ours would keep connections alive
             self._freezer.kill()
+            self._freezer.remove()
         self._close()
         return {}
 
     def _continue(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Forget what was captured; give the processes back to their groups."""
         if self._freezer is not None:
-            cgroups.move_all(self._freezer.nested)
+            self._freezer.remove()
         self._close()
         return {}
 
@@ -330,6 +310,9 @@ class CheckpointRank:
         if self._captured is not None:
             self._captured.close()
             self._captured = None
+        if self._storing is not None:
+            self._storing.close()
+            self._storing = None
         if self._reservation is not None:
             self._reservation.close()
             self._reservation = None

@@ -34,6 +34,9 @@ COMMON = (
 )
 
 
+Journal = Callable[[int], contextlib.AbstractContextManager[object]]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What CRIU left: its log and the processor time it took (seconds)."""
@@ -44,12 +47,13 @@ class Outcome:
 
 class Criu:
     """One bundle, used for one operation after another. `preload` is a library for tests of machines that lack
-    CAP_SYS_RESOURCE; `running` is told the process group of each CRIU that starts, so that a journal can name it."""
+    CAP_SYS_RESOURCE; `journal` is entered with the
+    process group of each CRIU while it runs, so that it does not outlive the agent."""
 
-    def __init__(self, bundle: Path, *, running: Callable[[int], None] = lambda pid: None) -> None:
+    def __init__(self, bundle: Path, *, journal: Journal = contextlib.nullcontext) -> None:
         self.bundle = bundle
         self.preload = os.environ.get("STASIS_CRIU_PRELOAD", "")
-        self._running = running
+        self._journal = journal
         self._process: subprocess.Popen[bytes] | None = None
 
     def dump(
@@ -146,9 +150,9 @@ class Criu:
             before = os.times()
             process = enter(pid1, argv, fds=fds, cgroups=cgroups, env={}, output=output.fileno())
             self._process = process
-            self._running(process.pid)
             try:
-                code = process.wait(timeout)
+                with self._journal(process.pid):
+                    code = process.wait(timeout)
             except subprocess.TimeoutExpired:
                 kill_group(process)
                 code = -signal.SIGKILL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stasis.agent import provision
-from stasis.agent.criu import Criu
+from stasis.agent.criu import Criu, Journal
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.pipes import Buffers
 from stasis.agent.reserve import Ledger
@@ -25,6 +26,7 @@ class Node:
     state: Path
     bundle: Path = field(default_factory=provision.criu)
     buffers: Buffers = field(default_factory=Buffers)
+    journal: Journal = contextlib.nullcontext  # of processes that must not outlive the agent
 
     @cached_property
     def codec(self) -> ImageCodec:
@@ -41,7 +43,7 @@ class Node:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def criu(self) -> Criu:
-        return Criu(self.bundle)
+        return Criu(self.bundle, journal=self.journal)
 
 
 @dataclass(frozen=True)

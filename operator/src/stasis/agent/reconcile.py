@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -65,13 +66,14 @@ def reconcile(state: StateDir, release: Callable[[FrozenTree], None] = kill) -> 
     return found
 
 
-def note_helper(state: StateDir, pid: int) -> None:
-    """Journal a process group (by its leader) that must not outlive the agent: CRIU and the like."""
+@contextlib.contextmanager
+def helper(state: StateDir, pid: int) -> Iterator[None]:
+    """Journal a process group (by its leader) that must not outlive the agent, CRIU and the like, while it runs."""
     state.write("helper", str(pid), {"pid": pid, "start": proctree.start_time(pid), "boot": _boot()})
-
-
-def forget_helper(state: StateDir, pid: int) -> None:
-    state.remove("helper", str(pid))
+    try:
+        yield
+    finally:
+        state.remove("helper", str(pid))
 
 
 def _end_helper(state: StateDir, name: str) -> None:

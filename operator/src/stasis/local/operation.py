@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stasis.agent.journal import BOOT_ID, StateDir
+from stasis.agent.journal import BOOT_ID, FrozenTree, StateDir
 from stasis.agent.node import Node
+from stasis.agent.reconcile import Standing, helper, kill, reconcile
 from stasis.agent.records import Records
+from stasis.agent.volume import write_word
 from stasis.core import machine as m
 from stasis.core.driver import CoordinatorDriver, MemberDriver
 from stasis.core.gang import Coordinator
@@ -23,6 +26,8 @@ from stasis.core.steps import Step
 from stasis.errors import StasisError
 from stasis.local.agreement import agreement
 from stasis.local.ports import BootClock, Bus, GuardianPort, JournalPort, RankExecutor, RecordsPort, Runner
+
+log = logging.getLogger(__name__)
 
 OnStage = Callable[[str], None]  # told each step that begins and each record that is written
 
@@ -59,7 +64,7 @@ class LocalAgent:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.state = StateDir(state)
-        self.node = Node(state)
+        self.node = Node(state, journal=lambda pid: helper(self.state, pid))
         self.records = Records(state / "records")
         self._status = status
         self._progress = progress
@@ -83,31 +88,34 @@ class LocalAgent:
         return value
 
     def run(self, spec: Spec, on_stage: OnStage = lambda what: None) -> Report:
-        """Run an operation to its end. It is journaled first, so that `recover` finds it after a crash."""
+        """Run an operation to its end. It is journaled first, and `unfinished` until the caller has done what its end
+        asks for, and calls `forget`."""
         self.state.write("operation", spec.op, spec.to_dict())
         return _Run(self, spec, on_stage).run()
 
     def unfinished(self) -> list[Spec]:
-        """Operations that an agent before this one began and did not end, oldest first."""
+        """Operations that an agent before this one began and did not end, oldest first: `run` goes on with them."""
         specs = []
         for name in self.state.names("operation"):
             if (data := self.state.read("operation", name)) is not None:
                 specs.append(Spec.from_dict(data))
         return sorted(specs, key=lambda spec: spec.serial)
 
-    def recover(self, on_stage: OnStage = lambda what: None) -> list[Report]:
-        """Bring every operation that was left under way to its end."""
-        return [self.run(spec, on_stage) for spec in self.unfinished()]
+    def take_over(self) -> None:
+        """What an agent before this one froze is watched again, or let go; its helpers are ended."""
+        for found in reconcile(self.state, _release):
+            if found.standing is Standing.BROKEN:
+                log.warning("%s: %s", found.name, found.cause)
 
-    def forget(self, spec: Spec, outcome: Outcome) -> None:
+    def forget(self, report: Report) -> None:
         """An ended operation: its journal entries, and its records unless it made a checkpoint."""
         for kind in ("job", "member"):
             for name in self.state.names(kind):
-                if name == spec.op or name.startswith(f"{spec.op}."):
+                if name.startswith(f"{report.op}."):
                     self.state.remove(kind, name)
-        self.state.remove("operation", spec.op)
-        if outcome in (Outcome.ABORTED, Outcome.RESTORED, Outcome.BROKEN, Outcome.ABANDONED):
-            self.records.forget(spec.op)
+        self.state.remove("operation", report.op)
+        if report.outcome in (Outcome.ABORTED, Outcome.RESTORED, Outcome.BROKEN, Outcome.ABANDONED):
+            self.records.forget(report.op)
 
     def member(self, spec: Spec, rank: int, bus: Bus, clock: BootClock) -> Runner:
         """One rank's member, from its journal on."""
@@ -133,6 +141,11 @@ class LocalAgent:
         )
         bus.drivers[member_address(spec.op, rank)] = runner.driver
         return runner
+
+
+def _release(tree: FrozenTree) -> None:
+    write_word(tree.pid1, "word", "released")
+    kill(tree)
 
 
 class _Run:
@@ -173,7 +186,6 @@ class _Run:
                 runner.stop()
         _raise_failure(runners)
         assert self._report is not None
-        self._agent.forget(spec, self._report.outcome)
         return self._report
 
     def _committed(self) -> Record | None:

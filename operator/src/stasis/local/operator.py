@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stasis import errors
-from stasis.core.plan import Kind, Outcome, Spec, Timing
+from stasis.core.plan import Kind, Spec, Timing
 from stasis.core.rankconfig import RankConfig
 from stasis.core.records import Failure, Record, Verdict, decision_key
 from stasis.core.steps import Step
@@ -17,6 +17,7 @@ from stasis.errors import (
     Corrupt,
     Finding,
     NotFound,
+    ParentLost,
     Refused,
     RestoreFailed,
     StasisError,
@@ -88,15 +89,27 @@ class LocalOperator:
             jobs[str(rank)]["parent"] = parent
         ranks = tuple(sorted(self.gang.places))
         spec = Spec(uid, self.agent.next_serial(), kind, ranks, args={Step.PREPARE: jobs}, timing=self.timing)
+        report = self._run(spec)
+        if report.succeeded:
+            return report
+        error = failure(report)
+        if isinstance(error.__cause__, ParentLost) and past.manifests:  # swept meanwhile, what it was to build upon
+            self._remember(_Past({}, past.known))
+            return self._checkpoint(kind)
+        raise error
+
+    def _run(self, spec: Spec) -> Report:
+        """Run an operation, or go on with it, up to what its end asks for."""
         report = self.agent.run(spec, self._on_stage)
-        if not report.succeeded or report.commit is None:
-            retention.forget_aborted(self.agent)
-            raise failure(report)
-        self._publish(report.commit)
+        if report.succeeded and report.commit is not None:
+            self._publish(report.commit)
+        self.agent.forget(report)
+        retention.forget_aborted(self.agent)
         return report
 
     def _publish(self, commit: Record) -> None:
         """Point the tag to a committed checkpoint. Can be repeated."""
+        self._on_stage("publish")
         config = {"command": list(self.gang.spec.command), "worldSize": self.gang.spec.ranks}
         with open_repository(self.where) as repository:
             before = retention.tagged(repository, self.where.tag)
@@ -109,16 +122,11 @@ class LocalOperator:
             self._remember(_Past(commit.manifests, self._past().known))
             if before is not None and before.uid != commit.op and not self._keep:
                 retention.remove_replaced(self.agent, repository, before)
-        retention.forget_aborted(self.agent)
 
     def recover(self) -> list[Report]:
         """Bring what an agent before this one left under way to its end, as it was decided or by giving it up."""
-        reports = self.agent.recover(self._on_stage)
-        for report in reports:
-            if report.commit is not None and report.outcome in (Outcome.RELEASED, Outcome.CONTINUED):
-                self._publish(report.commit)
-        retention.forget_aborted(self.agent)
-        return reports
+        self.agent.take_over()
+        return [self._run(spec) for spec in self.agent.unfinished()]
 
     def resume(self, *, new_addresses: bool = False, options: Mapping[str, object] | None = None) -> Report:
         """Start placeholders and restore the checkpoint of the reference in them. Raises as `restore` does."""
@@ -163,7 +171,7 @@ class LocalOperator:
             checkpoint=uid,
             attempts=2,
         )
-        report = self.agent.run(spec, self._on_stage)
+        report = self._run(spec)
         if not report.succeeded:
             raise failure(report)
         return report
