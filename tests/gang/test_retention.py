@@ -86,3 +86,22 @@ def test_a_replaced_checkpoint_stays_if_it_is_to_be_kept(lab: MakeLab) -> None:
         one.operator.checkpoint()
     assert manifests(one) == 6
     one.finish()
+
+
+@pytest.mark.parametrize("verb", ["suspend", pytest.param("checkpoint", marks=pytest.mark.slow)])
+def test_an_agent_that_is_killed_before_it_publishes_loses_no_step(lab: MakeLab, verb: str) -> None:
+    """What is committed is what is resumed, not the checkpoint that the tag pointed to before."""
+    one = lab()
+    one.progress()
+    one.operator.checkpoint()
+    one.progress()
+    agent = one.agent(verb, "publish")
+    assert agent.wait(60) == -signal.SIGKILL
+    agent.communicate()
+    assert manifests(one) == 5
+    assert [report.succeeded for report in one.operator.recover()] == [True]
+    assert manifests(one) == 3
+    if verb == "suspend":
+        one.operator.resume()
+    one.progress()
+    one.finish()

@@ -74,7 +74,7 @@ class LocalOperator:
 
     def suspend(self) -> Report:
         """Checkpoint every rank and let its container end. Raises Refused, ResourceShort or CheckpointFailed: the gang
-        runs on."""
+        runs on. StoreError: it is done, but the tag does not point to it yet; the next operation sees to that first."""
         return self._checkpoint(Kind.RELEASE)
 
     def checkpoint(self) -> Report:
@@ -82,6 +82,7 @@ class LocalOperator:
         return self._checkpoint(Kind.CONTINUE)
 
     def _checkpoint(self, kind: Kind) -> Report:
+        self.recover()
         uid = str(uuid.uuid4())
         past = self._past()
         jobs = self._jobs(past, uid=uid, releases=kind is Kind.RELEASE)
@@ -124,7 +125,8 @@ class LocalOperator:
                 retention.remove_replaced(self.agent, repository, before)
 
     def recover(self) -> list[Report]:
-        """Bring what an agent before this one left under way to its end, as it was decided or by giving it up."""
+        """Bring what is under way to its end, as it was decided or by giving it up: what an agent before this one left,
+        a tag that could not be written. Every operation begins with it."""
         self.agent.take_over()
         return [self._run(spec) for spec in self.agent.unfinished()]
 
@@ -143,6 +145,7 @@ class LocalOperator:
     def _stored(self) -> tuple[str, _Past]:
         """The checkpoint's UID, and what its ranks bring along. Only what was committed counts, whatever else the store
         says (rule 27)."""
+        self.recover()
         with open_checkpoint(self.where) as checkpoint:
             manifests = {rank.rank: rank.digest for rank in checkpoint.ranks}
             commit = self.agent.records.read(decision_key(checkpoint.uid))
