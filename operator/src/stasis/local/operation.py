@@ -12,7 +12,7 @@ from typing import Any
 
 from stasis.agent.journal import BOOT_ID, FrozenTree, StateDir
 from stasis.agent.node import Node
-from stasis.agent.reconcile import Standing, kill, reconcile
+from stasis.agent.reconcile import Standing, helper, kill, reconcile
 from stasis.agent.records import Records
 from stasis.agent.volume import write_word
 from stasis.core import machine as m
@@ -64,7 +64,7 @@ class LocalAgent:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.state = StateDir(state)
-        self.node = Node(state)
+        self.node = Node(state, journal=lambda pid: helper(self.state, pid))
         self.records = Records(state / "records")
         self._status = status
         self._progress = progress
