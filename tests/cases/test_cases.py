@@ -57,7 +57,7 @@ def test_the_folder_of_cases_is_there() -> None:
     assert {str(case) for case in shared()} >= QUICK | NOT_SHOWN
 
 
-@pytest.mark.parametrize("case", map(marked, shared()))
+@pytest.mark.parametrize("case", [marked(case) for case in shared()])
 def test_case(case: Case, result: Callable[[Case], Result]) -> None:
     found = result(case)
     assert found.verdict is not Verdict.WRONG, found.detail
