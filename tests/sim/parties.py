@@ -238,7 +238,7 @@ class Agent(Process):
         self.seat.guarded_op = op
         if self.guardian is not None and self.guardian.alive and self.guardian.op == op:
             self.sim.at(0.01, self.post, m.GuardianUp())
-        else:
+        elif not self.sim.chance(self.sim.setting.hang):
             self.sim.at(0.02 + self.sim.rng.random() * 0.2, self._armed, op, deadline, poll)
 
     def _armed(self, op: str, deadline: float, poll: float) -> None:

@@ -31,9 +31,19 @@ FAULTS = {
 TRIGGERS: tuple[str, ...] = (*map(str, Step), *map(str, Verdict))
 
 
-def timing(frozen: float = 60.0) -> Timing:
+def timing(frozen: float = 60.0, step: float = 10.0) -> Timing:
     return Timing(
-        prepared=60, frozen=frozen, storing=120, margin=3, resend=1, poll=3, retry=1, step=10, lease=15, takeover=10
+        prepared=60,
+        frozen=frozen,
+        storing=120,
+        margin=3,
+        resend=1,
+        poll=3,
+        retry=1,
+        step=step,
+        limits={Step.UNLOCK_NETWORK: 10, Step.THAW: 10},
+        lease=15,
+        takeover=10,
     )
 
 
@@ -62,7 +72,7 @@ class Setting:
     def draw(cls, rng: random.Random) -> Setting:
         size = rng.choice((1, 2, 2, 2, 3, 3, 4))
         program = rng.choice(PROGRAMS)
-        setting = cls(size, program, rng.random() < 0.4, timing(rng.choice((30, 60, 60, 200))))
+        setting = cls(size, program, rng.random() < 0.4, timing(rng.choice((30, 60, 200)), rng.choice((10, 10, 80))))
         if rng.random() < 0.1:
             return setting
         setting.loss = rng.choice((0.0, 0.0, 0.05, 0.25))

@@ -126,6 +126,12 @@ class Member(Membership):
         else:
             self._arm()
 
+    def _unguarded_finish(self, event: m.GuardianLost) -> None:
+        if self._armed and not self._arming and Step.THAW in self.todo:
+            self._arm()
+        else:
+            self._arming = False
+
     def _unguarded_vote(self, event: m.GuardianLost) -> None:
         self._arming = False  # tried again at the next poll
 
@@ -444,5 +450,6 @@ class Member(Membership):
         (State.FINISHING, m.Tick): "_finish_tick",
         (State.FINISHING, m.StepDone): "_finish_done",
         (State.FINISHING, m.StepFailed): "_finish_failed",
+        (State.FINISHING, m.GuardianLost): "_unguarded_finish",
         (State.FINISHING, m.TreeExited): "_note_tree_exited",
     }

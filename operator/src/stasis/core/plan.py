@@ -42,7 +42,7 @@ class Timing:
     poll: float = 5.0  # a record that is waited for is read again
     retry: float = 1.0  # what must succeed and failed is tried again
     step: float = 300.0  # a step's limit; `limits` holds others by step
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=lambda: {Step.UNLOCK_NETWORK: 30.0, Step.THAW: 30.0})
     lease: float = 15.0  # of the leader
     takeover: float = 10.0  # from a lease's end to the next leader's first command
 
