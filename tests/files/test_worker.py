@@ -3,8 +3,11 @@
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +15,11 @@ from pathlib import Path
 import pytest
 from tests.files.conftest import Box, seen
 
-from stasis.agent import cgroups
+from stasis.agent import cgroups, privileges, proctree
 from stasis.agent.files.capture import areas, capture
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
-from stasis.agent.files.worker import lay_in_child
+from stasis.agent.files.worker import NEEDED, lay_in_child
 from stasis.errors import Corrupt, ResourceShort, RestoreFailed
 
 pytestmark = pytest.mark.root
@@ -118,3 +121,84 @@ def test_a_stream_that_never_ends_is_given_up(boxes: Callable[..., Box], tmp_pat
     finally:
         os.close(read)
         os.close(write)
+
+
+# A process in the container that cannot come to have CAP_SYS_ADMIN, as those of a common pod.
+COMMON = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+mounts = os.open(f"/proc/{sys.argv[1]}/ns/mnt", os.O_RDONLY)
+assert libc.setns(mounts, 0x20000) == 0 and libc.prctl(24, 21, 0, 0, 0) == 0
+print(flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def common() -> Iterator[Callable[[int], int]]:
+    started = []
+
+    def start(pid: int) -> int:
+        process = subprocess.Popen([sys.executable, "-I", "-c", COMMON, str(pid)], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == b"\n"
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def confined() -> dict[str, list[str]]:
+    """Of the child that lays files, once it has given its privileges up: /proc/PID/status."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for pid in proctree.walk(os.getpid()):
+            lines = [line.partition(":") for line in proctree.read(pid, pid, "status").splitlines()]
+            status = {name: value.split() for name, _, value in lines}
+            if pid != os.getpid() and status.get("NoNewPrivs") == ["1"]:
+                return status
+        time.sleep(0.01)
+    raise AssertionError("no child without new privileges")
+
+
+@pytest.mark.parametrize("whose", ["root's", "a common one's"])
+def test_the_child_keeps_only_what_laying_takes(
+    boxes: Callable[..., Box], common: Callable[[int], int], tmp_path: Path, whose: str
+) -> None:
+    """And sets trusted.* only in a container that could do so itself."""
+    old, new = boxes().start(), boxes().start()
+    path = old.root / "dev/shm/model"
+    path.write_bytes(b"weights")
+    os.setxattr(path, "trusted.t", b"1")
+    os.chown(path, 1234, 55)
+    content, pid = taken(old), new.pid if whose == "root's" else common(new.pid)
+    read, write = os.pipe()
+    result: list[object] = []
+
+    def run() -> None:
+        try:
+            result.append(lay_in_child(pid, "shm", read, tmp_path / "list", []))
+        except RestoreFailed as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        status = confined()
+        os.write(write, content)
+    finally:
+        os.close(write)
+        thread.join()
+        os.close(read)
+    kept = sum(1 << one for one in (*NEEDED, *([privileges.SYS_ADMIN] if pid == new.pid else [])))
+    assert {kind: int(status[f"Cap{kind}"][0], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {
+        **dict.fromkeys(("Prm", "Eff", "Bnd"), kept),
+        **dict.fromkeys(("Inh", "Amb"), 0),
+    }
+    if pid == new.pid:
+        assert seen(new.root / "dev/shm") == seen(old.root / "dev/shm")
+    else:
+        assert "Operation not permitted" in str(result[0])

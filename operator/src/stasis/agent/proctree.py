@@ -46,6 +46,11 @@ def tracer(pid: int, task: int) -> int:
     return _status(pid, task, "TracerPid:")
 
 
+def bounding(pid: int) -> int:
+    """The capabilities that a process may come to have, as a mask; 0: it is gone."""
+    return _status(pid, pid, "CapBnd:", base=16)
+
+
 def start_time(pid: int) -> int:
     """Clock ticks after boot at which the process started: with the pid it names one process until the next boot.
     0: it is gone."""
@@ -62,8 +67,8 @@ def read(pid: int, task: int, name: str) -> str:
         return ""
 
 
-def _status(pid: int, task: int, field: str) -> int:
+def _status(pid: int, task: int, field: str, base: int = 10) -> int:
     for line in read(pid, task, "status").splitlines():
         if line.startswith(field):
-            return int(line.split()[1])
+            return int(line.split()[1], base)
     return 0

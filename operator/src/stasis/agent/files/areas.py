@@ -84,7 +84,12 @@ def areas(pid1: int, volumes: Sequence[str] = (), *, host: str = "/") -> list[Ar
 def room(pid1: int, area: str) -> Room:
     """Free and total bytes of the file system that an area of the new container is on."""
     with area_root(pid1, area) as fd:
-        space = os.statvfs(f"/proc/self/fd/{fd}")
+        return room_at(fd)
+
+
+def room_at(fd: int) -> Room:
+    """Of the file system that a descriptor is on."""
+    space = os.fstatvfs(fd)
     return Room(space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
 from stasis.agent.files.archive import Archive
-from stasis.agent.files.areas import UPPER, point_of, room
+from stasis.agent.files.areas import UPPER, point_of
 from stasis.agent.files.attributes import Attributes, apply
 from stasis.agent.files.laid import CHANGED, GONE, MADE, Entry, LaidList
 from stasis.agent.files.member import Kind, Member
@@ -47,15 +47,19 @@ class Removed:
     missing: tuple[tuple[str, str], ...]
 
 
-def lay(pid1: int, area: str, stream: BinaryIO, record: LaidList) -> Stats:
-    """Read a tar stream of `capture` to its end and make its files in the container whose PID 1 is `pid1`.
+def lay(
+    pid1: int, area: str, stream: BinaryIO, record: LaidList, *, opened: Callable[[], None] = lambda: None
+) -> Stats:
+    """Read a tar stream of `capture` to its end and make its files in the container whose PID 1 is `pid1`. `opened` is
+    called when the container has been reached, and nothing of the stream read.
 
     Corrupt: the archive is not such a stream, or leads out; what came before the bad member has been laid.
     ResourceShort: the file system is full. RestoreFailed: anything else, with the path. What was done is in `record`
     in each case.
     """
     with Target.open(pid1, area, record) as target:
-        return _Laying(pid1, area, target).run(Archive(stream, area, overlay=area == UPPER))
+        opened()
+        return _Laying(area, target).run(Archive(stream, area, overlay=area == UPPER))
 
 
 def remove(pid1: int, record: LaidList) -> Removed:
@@ -103,8 +107,7 @@ def _undo(target: Target, entry: Entry) -> int:
 
 
 class _Laying:
-    def __init__(self, pid1: int, area: str, target: Target) -> None:
-        self._pid1 = pid1
+    def __init__(self, area: str, target: Target) -> None:
         self._area = area
         self._target = target
         self._stats = Stats()
@@ -180,9 +183,9 @@ class _Laying:
     def _failure(self, member: Member, error: OSError) -> StasisError:
         where = f"files of {self._area}: member {member.path[:200]!r}"
         if error.errno in FULL:
-            space = room(self._pid1, self._area)
+            total = self._target.room().total
             return ResourceShort(
-                f"{where}: {point_of(self._area)} of the new container is full ({space.total >> 20} MiB)",
+                f"{where}: {point_of(self._area)} of the new container is full ({total >> 20} MiB)",
                 remedy="give the new container as much room there as the old one had",
             )
         if error.errno in NO_FOLDER:

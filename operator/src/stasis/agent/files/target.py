@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stasis.agent.files.areas import area_root, point_of
+from stasis.agent.files.areas import Room, area_root, point_of, room_at
 from stasis.agent.files.attributes import Attributes, apply
 from stasis.agent.files.beneath import child, link_of, openat2, opened, parent
 from stasis.agent.files.laid import CHANGED, GONE, MADE, LaidList
@@ -38,6 +38,9 @@ class Target:
                 yield target
             finally:
                 os.close(target._folder[1])
+
+    def room(self) -> Room:
+        return room_at(self._root)
 
     def status(self, path: str) -> os.stat_result | None:
         """Of what is at a path itself, symlink or not; None: nothing. Its folder must be there."""

@@ -1,9 +1,14 @@
-"""Lay files in a process of its own, inside the pod's cgroups: what a tmpfs holds is charged to whoever writes it."""
+"""Lay files in a process of its own, inside the pod's cgroups: what a tmpfs holds is charged to whoever writes it.
+
+The archive is another party's bytes, and its files are given to any user: so root reads it, but with those
+capabilities alone that this takes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,11 +16,12 @@ from pathlib import Path
 
 import stasis
 from stasis import errors
-from stasis.agent import cgroups
+from stasis.agent import cgroups, privileges, proctree
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import Stats, lay
 from stasis.errors import RestoreFailed, StasisError
 
+NEEDED = (privileges.CHOWN, privileges.DAC_OVERRIDE, privileges.FOWNER, privileges.FSETID, privileges.SETFCAP)
 SOURCES = Path(stasis.__file__).parents[1]
 START = f"import sys; sys.path.insert(0, {str(SOURCES)!r}); from stasis.agent.files.worker import main; main()"
 
@@ -67,12 +73,21 @@ def main() -> None:
         for group in groups:
             cgroups.move(os.getpid(), group)
         with LaidList(record) as laid, open(0, "rb", buffering=0, closefd=False) as stream:
-            answer: dict[str, object] = dict(lay(pid1, area, stream, laid).as_dict())
+            stats = lay(pid1, area, stream, laid, opened=lambda: _confine(pid1))
+        answer: dict[str, object] = dict(stats.as_dict())
     except StasisError as error:
         answer = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
     except OSError as error:
         answer = {"error": "RestoreFailed", "message": f"files of {area} cannot be laid: {error}", "remedy": ""}
     print(json.dumps(answer))
+
+
+def _confine(pid1: int) -> None:
+    """Attributes of trusted.* are for a container that could set them itself: they take a capability that is root's
+    whole power almost."""
+    privileges.limit(resource.RLIMIT_CORE, 0)
+    trusted = proctree.bounding(pid1) >> privileges.SYS_ADMIN & 1
+    privileges.forsake((*NEEDED, privileges.SYS_ADMIN) if trusted else NEEDED)
 
 
 def _raised(name: str, message: str, remedy: str) -> StasisError:
