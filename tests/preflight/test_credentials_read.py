@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import struct
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.preflight.conftest import TOOLS, Pod
 
+from stasis.agent import proctree
+from stasis.agent.admission import require_restored_rights
 from stasis.agent.credentials import of_images, of_process
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.lookup import inner_pids
 from stasis.core.credentials import exceeding
-from stasis.errors import Corrupt
+from stasis.errors import Corrupt, Refused
 
 pytestmark = [pytest.mark.root, pytest.mark.criu]
 
@@ -141,3 +144,26 @@ def test_a_process_that_is_gone() -> None:
         process.wait()
     with pytest.raises(ProcessLookupError):
         of_process(process.pid)
+
+
+def test_restored_processes_are_compared_as_the_kernel_has_them(pod: Callable[[str], Pod]) -> None:
+    container = pod(PROGRAM)
+    pids = [pid for pid in proctree.walk(container.root.pid) if not proctree.dead(pid)]
+    require_restored_rights(container.pid1, pids)
+    command = ["setpriv", "--bounding-set", "-sys_admin", "sleep", "600"]
+    with subprocess.Popen(command) as less:
+        try:
+            assert until(lambda: proctree.read(less.pid, less.pid, "comm") == "sleep")
+            require_restored_rights(less.pid, [less.pid])
+            with pytest.raises(Refused, match="the new container may not have CAP_SYS_ADMIN"):
+                require_restored_rights(less.pid, pids)
+        finally:
+            less.kill()
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False

@@ -6,12 +6,11 @@ init that the tree was under.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from stasis.agent import credentials, fingerprint, provision
-from stasis.agent.criu_images import ImageCodec
 from stasis.agent.files.areas import require_room
 from stasis.agent.files.volumes import VolumeFile, differences
 from stasis.agent.room import container_room
@@ -41,9 +40,18 @@ def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
     return [*comparison.warnings, *map(str, differences(pid1, _open_on_volumes(config)))]
 
 
-def require_rights(codec: ImageCodec, pid1: int, images: Mapping[str, bytes]) -> None:
+def require_rights(pid1: int, tasks: Iterable[rights.Credentials]) -> None:
     """Every task of the images may have what its container may have, and no more. Raises Refused."""
-    if findings := rights.exceeding(credentials.of_images(codec, images), credentials.of_process(pid1)):
+    if findings := rights.exceeding(tasks, credentials.of_process(pid1)):
+        raise Refused(findings)
+
+
+def require_restored_rights(pid1: int, pids: Iterable[int]) -> None:
+    """The same of restored processes that stand still, whatever their images said and to whom: what CRIU and the
+    kernel made of them counts. Filters are taken to be those of the images."""
+    allowed = credentials.of_process(pid1)
+    tasks = (replace(task, filters=allowed.filters) for task in credentials.of_threads(pids))
+    if findings := rights.exceeding(tasks, allowed):
         raise Refused(findings)
 
 

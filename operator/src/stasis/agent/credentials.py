@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,10 +128,28 @@ def of_process(pid: int) -> Credentials:
             "the container is in a user namespace of its own, whose ids are not those of the checkpoint",
             remedy="do not set hostUsers: false",
         )
+    return _of_status(0, text, proctree.read(pid, pid, "attr/current"), _installed(pid) if _filtered(text) else ())
+
+
+def of_threads(pids: Iterable[int]) -> list[Credentials]:
+    """Of every thread of processes that stand still, as the kernel has them; but for their seccomp filters, which it
+    shows to a tracer only."""
+    found = []
+    for pid in pids:
+        for task in proctree.tasks(pid):
+            if text := proctree.read(pid, task, "status"):
+                found.append(_of_status(task, text, proctree.read(pid, task, "attr/current"), ()))
+    return found
+
+
+def _filtered(text: str) -> bool:
+    return f"\nSeccomp:\t{seccomp.FILTER}" in text
+
+
+def _of_status(thread: int, text: str, label: str, filters: tuple[bytes, ...]) -> Credentials:
     status = {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
-    mode = int(status.get("Seccomp", "0"))
     return Credentials(
-        thread=0,
+        thread=thread,
         comm=status["Name"],
         uids=_ids(status["Uid"]),
         gids=_ids(status["Gid"]),
@@ -142,9 +160,9 @@ def of_process(pid: int) -> Credentials:
         bounding=int(status["CapBnd"], 16),
         ambient=int(status["CapAmb"], 16),
         no_new_privs=status["NoNewPrivs"] == "1",
-        seccomp=mode,
-        filters=_installed(pid) if mode == seccomp.FILTER else (),
-        label=proctree.read(pid, pid, "attr/current").rstrip("\0\n"),
+        seccomp=int(status.get("Seccomp", "0")),
+        filters=filters,
+        label=label.rstrip("\0\n"),
     )
 
 

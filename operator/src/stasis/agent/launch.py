@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stasis.errors import RestoreFailed
+
 
 def enter(
     pid1: int,
@@ -49,6 +51,13 @@ def enter(
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"} if env is None else dict(env),
         start_new_session=True,
     )
+
+
+def raise_last_pid(pid1: int, pid: int) -> None:
+    """Let new processes of the namespace get pids above `pid`: CRIU's helpers must not take those that it restores."""
+    writer = enter(pid1, ["/bin/sh", "-c", f"echo {pid + 100} > /proc/sys/kernel/ns_last_pid"], namespaces="p")
+    if writer.wait():
+        raise RestoreFailed("the last pid of the container's PID namespace cannot be raised")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

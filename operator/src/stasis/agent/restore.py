@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,19 @@ from stasis.agent.files.lay import remove
 from stasis.agent.files.volumes import volume_points
 from stasis.agent.files.worker import lay_in_child
 from stasis.agent.freezer import HIERARCHY, Freezer
-from stasis.agent.launch import enter
+from stasis.agent.launch import raise_last_pid
 from stasis.agent.names import hostname, set_hostname
-from stasis.agent.network import diag, images, lock, options, translate
+from stasis.agent.network import diag, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
-from stasis.agent.stream import write_all
+from stasis.agent.reader.client import Reader
 from stasis.agent.volume import write_word
-from stasis.core.connections import Fix
-from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
+from stasis.core.rankconfig import AREA_PREFIX
 from stasis.core.steps import Step
 from stasis.errors import RestoreFailed, UsageError
-from stasis.store.connect import open_repository
-from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
-from stasis.store.reader import RankReader
-from stasis.store.repository import Repository
 
 RESTORE_SECONDS = 600.0
-SMALL_IMAGE = 64 << 20  # images up to this size are read whole, changed where they must be, and served from memory
-LARGE_IMAGES = ("pages-", "ghost-file-")  # whatever their size
 
 
 class RestoreRank:
@@ -51,7 +44,7 @@ class RestoreRank:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._job: Job | None = None
-        self._repository: Repository | None = None
+        self._reader: Reader | None = None
         self._gate: Gate | None = None
         self._netns: int | None = None
         self._freezer: Freezer | None = None
@@ -89,6 +82,8 @@ class RestoreRank:
     def give_up(self) -> None:
         """Make a step that is under way in another thread fail."""
         self._criu.kill()
+        if (reader := self._reader) is not None:
+            reader.kill()
 
     @property
     def job(self) -> Job:
@@ -110,19 +105,27 @@ class RestoreRank:
             self._find()
         except ProcessLookupError as gone:
             raise RestoreFailed(f"rank {job.rank} has no placeholder: {gone}") from gone
-        if self._repository is None:
-            self._repository = open_repository(job.repository)
-        self._reader = RankReader(self._repository, Descriptor(MANIFEST, job.manifest, 0, RANK_ARTIFACT))
-        self._config = RankConfig.from_dict(self._reader.config)
-        if self._config.rank != job.rank or self._config.world_size != job.world_size:
+        if self._reader is not None:
+            self._reader.close()
+        reader = self._reader = Reader(self.node.bundle, job.repository, job.manifest)
+        config = self._config = reader.config()
+        if config.rank != job.rank or config.world_size != job.world_size:
             raise RestoreFailed(
-                f"the checkpoint {job.manifest} is of rank {self._config.rank} of {self._config.world_size}, "
+                f"the checkpoint {job.manifest} is of rank {config.rank} of {config.world_size}, "
                 f"not of rank {job.rank} of {job.world_size}"
             )
-        notes = admission.admit(self._pid1, self._config, self.node.bundle)
-        self._images = self._small_images()
-        admission.require_rights(self.node.codec, self._pid1, self._images)
+        notes = admission.admit(self._pid1, config, self.node.bundle)
+        volumes = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in config.areas])
+        self._images = reader.prepare(volumes)
+        admission.require_rights(self._pid1, self._images.tasks)
         return {"pid1": self._pid1, "notes": notes}
+
+    @property
+    def _reading(self) -> Reader:
+        """The checkpoint's reader, once it was started."""
+        if self._reader is None:
+            raise RestoreFailed("the checkpoint is not being read")
+        return self._reader
 
     def _find(self) -> None:
         self._pid1 = lookup.find_pid1(self.job.container_id)
@@ -167,8 +170,7 @@ class RestoreRank:
         translate.check(ranks)
         own = ranks.pop(self.job.rank)
         peers = {old: now for places in ranks.values() for old, now in places.items()}
-        bound = images.bound(self.node.codec, self._images.__getitem__)
-        translate.translate(self._netns, own, peers, [c.ends for c in self._config.table()], bound)
+        translate.translate(self._netns, own, peers, [c.ends for c in self._config.table()], self._images.bound)
 
     def _groups(self) -> list[Path]:
         mounts = cgroups.hierarchies()
@@ -178,40 +180,28 @@ class RestoreRank:
     def _lay_area(self, area: str, groups: list[str]) -> Any:
         read, write = os.pipe()
         enlarge(write)
-        failure: list[BaseException] = []
-
-        def feed() -> None:
-            try:
-                self._reader.copy_to(AREA_PREFIX + area, write)
-            except BrokenPipeError:
-                pass  # the child says why it stopped
-            except BaseException as error:
-                failure.append(error)
-            finally:
-                os.close(write)
-
-        feeder = threading.Thread(target=feed, name=f"lay:{area}", daemon=True)
-        feeder.start()
+        try:
+            feeding = self._reading.start(AREA_PREFIX + area, write)
+        finally:
+            os.close(write)
         try:
             return lay_in_child(self._pid1, area, read, self._laid, groups)
         finally:
             os.close(read)
-            feeder.join()
-            if failure:
-                raise failure[0]
+            feeding.wait()
 
     def _restore(self, args: Mapping[str, Any]) -> dict[str, Any]:
         config, pid1 = self._config, self._pid1
         assert self._freezer is not None
         self._freezer.create()
-        _raise_last_pid(pid1, config.last_pid)
+        raise_last_pid(pid1, config.last_pid)
         inherit = {}
         try:
             for resource, fd in config.stdio.items():
                 inherit[resource] = os.open(f"/proc/{pid1}/fd/{fd}", os.O_WRONLY)
             self._criu.restore(
                 pid1,
-                self._sources(),
+                {name: partial(self._reading.image, name) for name in self._images.images},
                 cgroups=container_cgroups(pid1, Path(self._freezer.path)),
                 inherit=inherit,
                 timeout=RESTORE_SECONDS,
@@ -228,42 +218,6 @@ class RestoreRank:
         notes = attributes.reapply(pid1, self._root.pid, config.attributes)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "notes": notes}
 
-    def _image_names(self) -> list[str]:
-        names = self._reader.names()
-        return [name.removeprefix(IMAGE_PREFIX) for name in names if name.startswith(IMAGE_PREFIX)]
-
-    def _small_images(self) -> dict[str, bytes]:
-        """All but pages and large contents: what is looked at before the restore is what CRIU gets."""
-        reader = self._reader
-        sizes = {name: reader.size(IMAGE_PREFIX + name) for name in self._image_names()}
-        small = [name for name, size in sizes.items() if size <= SMALL_IMAGE and not name.startswith(LARGE_IMAGES)]
-        return {name: reader.read(IMAGE_PREFIX + name, SMALL_IMAGE) for name in small}
-
-    def _sources(self) -> dict[str, Callable[[int], None]]:
-        """What CRIU may ask for: small images from memory, some of them changed, long ones from the store."""
-        reader, codec = self._reader, self.node.codec
-        data = dict(self._images)
-        for inode, fix in self._config.fixes.items():
-            name = images.queues(int(inode))
-            data[name] = images.apply(codec, data[name], Fix(**fix))
-        data["files.img"] = self._drop_sizes(data["files.img"])
-        sources: dict[str, Callable[[int], None]] = {}
-        for name in self._image_names():
-            if name in data:
-                sources[name] = lambda fd, content=data[name]: write_all(fd, content)  # type: ignore[misc]
-            else:
-                sources[name] = lambda fd, name=name: reader.copy_to(IMAGE_PREFIX + name, fd)  # type: ignore[misc]
-        return sources
-
-    def _drop_sizes(self, data: bytes) -> bytes:
-        """Let files on volumes that are not carried have grown since."""
-        points = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in self._config.areas])
-        image = self.node.codec.load("files.img", data)
-        for item in image.messages:
-            if item.HasField("reg") and any(item.reg.name.startswith(point.rstrip("/") + "/") for point in points):
-                item.reg.ClearField("size")
-        return self.node.codec.dump(image)
-
     def _find_restored(self) -> lookup.Root:
         for child in lookup.children(self._pid1):
             if lookup.inner_pids(child)[-1:] == [self._config.root]:
@@ -275,6 +229,7 @@ class RestoreRank:
         assert self._freezer is not None
         self._freezer.gather(self._root.pid)
         pids = self._freezer.freeze()
+        admission.require_restored_rights(self._pid1, pids)
         for pid in pids:
             if lookup.inner_pids(pid)[-1] not in self._config.stopped:
                 os.kill(pid, signal.SIGCONT)
@@ -337,13 +292,6 @@ class RestoreRank:
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None
-        if self._repository is not None:
-            self._repository.close()
-            self._repository = None
-
-
-def _raise_last_pid(pid1: int, pid: int) -> None:
-    """Let new processes of the namespace get pids above `pid`: CRIU's helpers must not take those that it restores."""
-    writer = enter(pid1, ["/bin/sh", "-c", f"echo {pid + 100} > /proc/sys/kernel/ns_last_pid"], namespaces="p")
-    if writer.wait():
-        raise RestoreFailed("the last pid of the container's PID namespace cannot be raised")
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,162 @@
+"""The agent's side of a reader: starts it, asks it, takes its answers for foreign, and kills it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import stasis
+from stasis.agent.reader import data, wire
+from stasis.agent.reader.broker import Broker
+from stasis.core.rankconfig import IMAGE_PREFIX, RankConfig
+from stasis.errors import RestoreFailed, UsageError
+from stasis.store.reference import DIGEST, Reference
+
+SOURCES = Path(stasis.__file__).parents[1]
+BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stasis.agent.reader.main import main; main()"
+# What a registry's client obeys; nothing else of the agent's environment is the reader's.
+ENVIRONMENT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
+SECONDS = 600.0  # the most that a call may take
+
+
+class Call:
+    """One that is under way."""
+
+    def __init__(self, reader: Reader, answer: socket.socket, what: str) -> None:
+        self._reader = reader
+        self._answer = answer
+        self._what = what
+
+    def wait(self) -> dict[str, Any]:
+        """Its answer. Raises what the reader raised, in its class; RestoreFailed where the reader is gone, takes too
+        long or answers nonsense: it is killed then."""
+        with self._answer:
+            try:
+                answer, _ = wire.receive(self._answer, wire.MAX_ANSWER, seconds=self._reader.seconds)
+                if "error" not in answer:
+                    return answer
+                error = wire.revived(answer["error"])
+            except TimeoutError:
+                error = self._reader.fail(f"took longer than {self._reader.seconds} s to {self._what}")
+            except (EOFError, OSError):
+                error = self._reader.fail(f"ended when it was to {self._what}")
+            except wire.Nonsense as nonsense:
+                error = self._reader.fail(f"gave no answer when it was to {self._what}: {nonsense}")
+            raise error
+
+
+class Reader:
+    """Reads one rank's checkpoint in a process without privileges, for any number of threads.
+
+    `repository` is a reference, `manifest` the digest of the rank's. `bundle`: of CRIU. `seconds`: the most that
+    a call may take.
+    """
+
+    def __init__(self, bundle: Path, repository: str, manifest: str, *, seconds: float = SECONDS) -> None:
+        if not DIGEST.fullmatch(manifest):
+            raise UsageError(f"{manifest!r:.100} is no digest of a rank's manifest")
+        self.seconds = seconds
+        reference = Reference.parse(repository).repository
+        control, theirs = socket.socketpair()
+        broker, asking = socket.socketpair()
+        control.settimeout(seconds)
+        self._control = control
+        self._sending = threading.Lock()
+        with theirs, asking:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-B", "-c", BOOT, str(SOURCES), str(theirs.fileno()), str(asking.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(), asking.fileno()),
+                env=_environment(),
+                cwd="/",
+                start_new_session=True,
+            )
+        self._broker = broker
+        Broker(reference, broker)
+        self._send({"repository": str(reference), "manifest": manifest, "bundle": str(bundle)}, [])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def config(self) -> RankConfig:
+        """Opens the rank's manifest. Raises Corrupt, Unsupported, and what the repository raises."""
+        config = self._call({"call": "open"}, "open the checkpoint").wait().get("config")
+        if not isinstance(config, dict):
+            raise self.fail("gave no config")
+        return RankConfig.from_dict(config)
+
+    def prepare(self, volumes: Collection[str]) -> data.Described:
+        """Read the images and ready them for a container whose mount points `volumes` are not in the checkpoint."""
+        call = self._call({"call": "prepare", "volumes": sorted(volumes)}, "read the images")
+        try:
+            return data.described(call.wait())
+        except wire.Nonsense as nonsense:
+            raise self.fail(str(nonsense)) from None
+
+    def start(self, name: str, fd: int) -> Call:
+        """Have a stream written into a pipe or file, from now on; the caller closes its own `fd` when it likes. That
+        who reads the pipe closes it early is no error."""
+        return self._call({"call": "serve", "name": name}, f"read {name}", [fd])
+
+    def image(self, name: str, fd: int) -> None:
+        """Have an image of CRIU written, and wait for it."""
+        self.start(IMAGE_PREFIX + name, fd).wait()
+
+    def fail(self, how: str) -> RestoreFailed:
+        """Kill it for what it did; the error to raise."""
+        self._process.kill()
+        return RestoreFailed(f"the reader of the checkpoint {how}{self._last_words()}")
+
+    def kill(self) -> None:
+        """Make the calls that are under way, and all later ones, fail."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+        for pipe in (self._process.stdin, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, message: Mapping[str, Any], what: str, fds: Sequence[int] = ()) -> Call:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._send(message, [theirs.fileno(), *fds])
+        return Call(self, ours, what)
+
+    def _send(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        try:
+            with self._sending:
+                wire.send(self._control, message, fds)
+        except OSError as error:
+            raise self.fail(f"cannot be asked: {error}") from error
+
+    def _last_words(self) -> str:
+        pipe = self._process.stderr
+        if pipe is None or pipe.closed:
+            return ""
+        os.set_blocking(pipe.fileno(), False)
+        lines = (pipe.read(1 << 16) or b"").decode(errors="replace").strip().splitlines()
+        return f" ({lines[-1][:300]})" if lines else ""
+
+
+def _environment() -> dict[str, str]:
+    names = {name for name in os.environ if name in ENVIRONMENT or name.lower() in ENVIRONMENT}
+    return {name: os.environ[name] for name in names} | {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4"}
