@@ -22,6 +22,9 @@ build() {
 	make -C "$src" -j"$(nproc)" RUNDIR=/proc/criu criu >"$src/build.log" 2>&1 || { tail -n 40 "$src/build.log" >&2; die "CRIU does not build"; }
 	install -s "$src/criu/criu" "$out/criu"
 	ldd "$out/criu" | awk '$2 == "=>" {print $3} /ld-linux/ {print $1}' | xargs -r cp -L -t "$out"
+	# The loader reads these two whatever it is told, and would run a tenant's libraries with our privileges.
+	sed -i 's|/etc/ld\.so\.preload|/proc/criu/preload|; s|/etc/ld\.so\.cache|/proc/criu/cache|' "$out/ld-linux-x86-64.so.2"
+	if grep -q /etc/ld.so "$out"/*; then die "the loader of CRIU's bundle reads files of the container's"; fi
 	mkdir "$out/lib"    # CRIU's --lib: empty on purpose, so that no plugin of a container is ever loaded
 	(cd "$src/images" && protoc --include_imports --descriptor_set_out="$out/images.desc" -I. -I.. ./*.proto) ||
 		die "no descriptors of CRIU's images"
