@@ -5,19 +5,16 @@ Nothing is added to the host's own namespace, and everything vanishes with the n
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from stasis.agent import namespaces
 from stasis.errors import Unsupported
 
 T = TypeVar("T")
-CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _ip(*arguments: str, netns: str = "", check: bool = True) -> None:
@@ -28,28 +25,12 @@ def _ip(*arguments: str, netns: str = "", check: bool = True) -> None:
 
 
 def inside(netns: Path, work: Callable[[], T]) -> T:
-    """Run `work` in a thread that lives in another network namespace; sockets it makes belong there for good."""
-    result: list[T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            fd = os.open(netns, os.O_RDONLY)
-            try:
-                if _libc.setns(fd, CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), f"cannot enter {netns}")
-            finally:
-                os.close(fd)
-            result.append(work())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="netns")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+    """Run `work` in another network namespace; sockets it makes belong there for good."""
+    namespace = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return namespaces.call(namespace, work)
+    finally:
+        os.close(namespace)
 
 
 class Network:

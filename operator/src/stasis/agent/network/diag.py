@@ -12,7 +12,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from stasis.agent.network import netns
+from stasis.agent import namespaces
 from stasis.core.connections import FourTuple, IpAddress, State, address
 from stasis.errors import Finding, StasisError
 
@@ -85,7 +85,7 @@ def unsettled(netns_fd: int, addresses: Collection[IpAddress], listening: Collec
 
 
 def _open(netns_fd: int) -> socket.socket:
-    return netns.call(netns_fd, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG))
+    return namespaces.call(netns_fd, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG))
 
 
 def _message(kind: int, flags: int, payload: bytes) -> bytes:

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
-from stasis.agent.network import netns
+from stasis.agent import namespaces
 from stasis.core.connections import FourTuple
 from stasis.errors import StasisError, Unsupported
 
@@ -41,7 +41,7 @@ class Nft:
 
     def __init__(self, netns_fd: int) -> None:
         self._library = _library()
-        self._context: int | None = netns.call(netns_fd, lambda: self._library.nft_ctx_new(0))
+        self._context: int | None = namespaces.call(netns_fd, lambda: self._library.nft_ctx_new(0))
         if not self._context:
             raise StasisError("libnftables makes no context in the network namespace")
         self._library.nft_ctx_buffer_error(self._context)

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stasis.agent.network import netns, nft
+from stasis.agent import namespaces
+from stasis.agent.network import nft
 from stasis.core.connections import FourTuple, IpAddress
 from stasis.errors import RestoreFailed, Unsupported
 
@@ -77,7 +78,7 @@ def translate(
     _lay_addresses(netns_fd, own, peers)
     rules = "".join(_table(version, own, peers, gang, set(bound)) for version in _FAMILIES)
     nft.run(netns_fd, rules)
-    netns.call(netns_fd, lambda: _guard({c.local_port for c in gang}))
+    namespaces.call(netns_fd, lambda: _guard({c.local_port for c in gang}))
 
 
 def untranslate(netns_fd: int) -> None:
@@ -200,7 +201,7 @@ def _ip(netns_fd: int, *arguments: str, commands: str = "") -> str:
     """Run `ip` of this machine in the namespace."""
     # A child of the thread that entered the namespace is born there.
     try:
-        done = netns.call(
+        done = namespaces.call(
             netns_fd, lambda: subprocess.run(["ip", *arguments], input=commands, capture_output=True, text=True)
         )
     except FileNotFoundError:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from stasis.agent import proctree
-from stasis.agent.network import netns
+from stasis.agent import namespaces, proctree
 
 _SOCK_DIAG_BY_FAMILY, _DONE, _ERROR = 20, 3, 2
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -63,7 +62,7 @@ def read(pid: int) -> Tables:
     except FileNotFoundError as gone:
         raise ProcessLookupError(f"process {pid} is gone") from gone
     try:
-        connection = netns.call(
+        connection = namespaces.call(
             namespace, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 4)
         )
     finally:
