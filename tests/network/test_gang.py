@@ -59,14 +59,19 @@ def test_bytes_in_flight_are_lost_without_the_lock(start_gang: StartGang, codec:
     """What the lock is for: a rank dumped later acknowledges what is in neither dump."""
     gang = start_gang("pb", FAMILIES["ipv4"][:2], delay=0.1)
     time.sleep(0.7)
-    captured = cycle.capture(gang, codec, "dump", drained=False, locked=False, pause=0.3)
-    start = cycle.resume(gang, captured, locked=False)
-    with pytest.raises(AssertionError):
+    try:
+        captured = cycle.capture(gang, codec, "dump", drained=False, locked=False, pause=0.3)
+        start = cycle.resume(gang, captured, locked=False)
         gang.gap_ms(start, timeout=4)
         gang.finish()
-    missing = [name for name, row, other in gang.pairs() if row["sent"] != other["received"]]
-    assert gang.errors() or missing
-    print(f"without the lock: {gang.errors()}, bytes missing on {missing}")
+    except StasisError as found:  # what was captured contradicts itself, or cannot be restored
+        print(f"without the lock: {found}")
+    except AssertionError:
+        missing = [name for name, row, other in gang.pairs() if row["sent"] != other["received"]]
+        assert gang.errors() or missing
+        print(f"without the lock: {gang.errors()}, bytes missing on {missing}")
+    else:
+        pytest.fail("nothing was lost")
 
 
 def test_a_gang_that_goes_on_is_hardly_delayed(start_gang: StartGang) -> None:
