@@ -12,6 +12,7 @@ from tests.network.conftest import StartGang
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.network import diag, lock
 from stasis.agent.network.sockets import TcpSockets, drain
+from stasis.errors import StasisError
 
 pytestmark = [pytest.mark.root, pytest.mark.criu]
 
