@@ -14,13 +14,14 @@ from tests.sim.world import AWAKE, FROZEN, Seat, StepError
 from stasis.core import guardian
 from stasis.core import machine as m
 from stasis.core.driver import CoordinatorDriver, Driver, GuardianDriver, MemberDriver, Reply
-from stasis.core.gang import Coordinator
+from stasis.core.gang import Coordinator, Results
 from stasis.core.guardian import Guardian
 from stasis.core.member import Member
 from stasis.core.messages import Message, coordinator_address
 from stasis.core.plan import Outcome, Spec
 from stasis.core.records import Failure, Record
 from stasis.core.steps import Step
+from stasis.errors import CheckpointFailed
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -103,6 +104,7 @@ class Process:
 
     def die(self) -> None:
         self.alive = False
+        self.sim.deaths.append(self.name)
 
     # Transport and Records
 
@@ -338,7 +340,7 @@ class Leader(Process):
             sim.log("%s: the program is through", self.name)
             return
         sim.log("%s leads %s %s of ranks %s", self.name, spec.op, spec.kind, spec.ranks)
-        machine = sim.plants.coordinator(spec, self.epoch)
+        machine = sim.plants.coordinator(spec, self.epoch, self._hook)
         self.driver = CoordinatorDriver(
             machine, clock=self, transport=self, records=self, notify=self.notify, observe=sim.observe
         )
@@ -350,6 +352,12 @@ class Leader(Process):
                 self.driver.post(m.Lost(rank))
         self._next_wake = None
         self.pump()
+
+    def _hook(self, step: Step, results: Results) -> Mapping[int, Mapping[str, Any]]:
+        """A caller that compares what all ranks captured, and tells each of them what came of it."""
+        if step == self.sim.setting.refuse and not self.sim.calmed:
+            raise CheckpointFailed("the ranks contradict each other")
+        return {rank: {"peers": sorted(results)} for rank in results} if step is Step.CAPTURE else {}
 
     def pump(self) -> None:
         if self.spec is not None:

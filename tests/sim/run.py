@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.sim.setting import Setting
 from tests.sim.simulation import Coverage, Result, Simulation
 
 from stasis.core.gang import Coordinator
@@ -42,10 +43,10 @@ class Summary:
         return sorted(f"{machine}: {state} x {event.__name__}" for machine, state, event in named - self.coverage)
 
 
-def one(seed: int, summary: Summary) -> Result | None:
+def one(seed: int, summary: Summary, setting: Setting | None = None) -> Result | None:
     """Run one schedule; a violation, or an error of any kind, is noted with its seed."""
     try:
-        result = Simulation(seed, coverage=summary.coverage).run()
+        result = Simulation(seed, setting, coverage=summary.coverage).run()
     except Exception:
         summary.failures.append((seed, traceback.format_exc(limit=-3)))
         return None

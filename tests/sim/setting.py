@@ -64,6 +64,7 @@ class Setting:
     faults: dict[int, str] = field(default_factory=dict)  # after this many events
     triggers: dict[str, list[str]] = field(default_factory=dict)  # when a step begins, a record is written
     calm: int = 0  # the event after which nothing bad happens any more
+    refuse: str = ""  # the caller refuses after this step
     fuse: tuple[str, int] | None = None  # this process dies instead of having this effect
     drop: int | None = None  # this message is lost
     double_late: int | None = None  # this message comes again after this many more
@@ -91,5 +92,7 @@ class Setting:
                 setting.triggers.setdefault(rng.choice(TRIGGERS), []).append(fault)
         if rng.random() < 0.1:
             setting.triggers.setdefault(rng.choice((Verdict.COMMIT, Step.STORE)), []).append("withdraw")
+        if rng.random() < 0.03:
+            setting.refuse = rng.choice((Step.PREPARE, Step.LOCK_NETWORK, Step.CAPTURE, Step.PLACE, Step.RESTORE))
         setting.calm = rng.randrange(span, 2 * span)
         return setting

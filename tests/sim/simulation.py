@@ -69,6 +69,7 @@ class Simulation:
         self.posts: dict[str, Leader] = {}  # leaders by the address of what they lead
         self.processes: set[str] = set()
         self.sent = 0
+        self.deaths: list[str] = []
         self.store_down_until = 0.0
         self.calmed = not (self.setting.calm or self.setting.faults or self.setting.triggers)
         self._faults = Faults(self)

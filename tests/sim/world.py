@@ -272,6 +272,8 @@ class World:
     def _store(self, seat: Seat, spec: Spec, attempt: int, args: Mapping[str, Any]) -> dict[str, Any]:
         if seat.captured != spec.op:
             raise StepError(Failure("CheckpointFailed", "nothing was captured", "", seat.rank, "store"))
+        if args.get("peers") != list(spec.ranks):
+            raise Violation("complete commit", f"{seat.name} stores without the caller's word on all captures")
         seat.stored.add(spec.op)
         return {"manifest": f"{spec.op}/{seat.rank}"}
 

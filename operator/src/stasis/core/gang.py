@@ -61,7 +61,7 @@ class Coordinator(m.Machine[State]):
         self._results: dict[int, Mapping[str, Any]] = {}
         self._extra: dict[int, dict[str, Any]] = {}
         self._failures: list[Failure] = []
-        self._dead: set[int] = set()  # ranks whose trees ended or were lost
+        self._exited: dict[int, int] = {}  # ranks whose trees ended or were lost, with the exit status
         self._lost: set[int] = set()  # ranks of which nobody will answer
         self._withdrawn = False
         self._told: Record | None = None  # what SETTLING tells
@@ -191,7 +191,7 @@ class Coordinator(m.Machine[State]):
             self._leave(Outcome.SUPERSEDED)
             return False
         if report.exited is not None:
-            self._dead.add(report.rank)
+            self._exited[report.rank] = report.exited
         return report.attempt == self.attempt
 
     def _step_report(self, report: Report) -> None:
@@ -252,7 +252,7 @@ class Coordinator(m.Machine[State]):
 
     def _note_lost(self, event: m.Lost) -> None:
         self._lost.add(event.rank)
-        self._dead.add(event.rank)
+        self._exited.setdefault(event.rank, -1)
 
     def _note_withdraw(self, event: m.Withdraw) -> None:
         self._withdrawn = True
@@ -314,7 +314,7 @@ class Coordinator(m.Machine[State]):
     def _release(self, event: m.Tick | None = None) -> None:
         """Release or Continue, by what is known at this moment."""
         self.state = State.RELEASING
-        go_on = self.spec.kind is Kind.CONTINUE or (self._withdrawn and not self._dead)
+        go_on = self.spec.kind is Kind.CONTINUE or (self._withdrawn and not self._exited)
         verdict = Verdict.CONTINUE if go_on else Verdict.RELEASE
         spec = self.spec
         record = Record(verdict, spec.op, self.epoch, 1, spec.ranks, spec.finished)
@@ -451,7 +451,7 @@ class Coordinator(m.Machine[State]):
         self.state = State.ENDED
         self.outcome = outcome
         self.wake_at = None
-        self.emit(m.Ended(outcome, tuple(self._failures)))
+        self.emit(m.Ended(outcome, tuple(self._failures), dict(self._exited)))
 
     TABLE: ClassVar[Mapping[tuple[Any, type], str]] = {
         (State.RECOVERING, m.Started): "_started",

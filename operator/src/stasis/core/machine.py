@@ -217,7 +217,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The coordinator's last effect. `exited`: the exit status of each tree that ended by itself (-1: unknown)."""
+    """The coordinator's last effect. `exited`: ranks whose trees ended by themselves, with the exit status (-1: it is
+    unknown). Where all of them ended with 0, the caller waits a while for the others to end, and then tries again with
+    these as `Spec.finished`."""
 
     outcome: Outcome
     failures: tuple[Failure, ...] = ()
