@@ -4,8 +4,8 @@
 . "$(dirname "$0")/lib.sh"
 VERSION=4.2.1
 SHA256=29ec0ee09e296479fe7048c80980e8ef1d0684d0b0204c2b101dfea19f6725b9
-PATCH=$REPO/tools/criu-orphans.patch
-BUNDLE=$CACHE/criu-$VERSION-$(key "$0" "$PATCH")
+PATCHES=($REPO/tools/criu-orphans.patch $REPO/tools/criu-programs.patch)
+BUNDLE=$CACHE/criu-$VERSION-$(key "$0" "${PATCHES[@]}")
 PACKAGES="gcc make patch pkg-config xz-utils python3 libc6-dev libprotobuf-dev libprotobuf-c-dev protobuf-c-compiler
 	protobuf-compiler libnl-3-dev libcap-dev libnet1-dev uuid-dev libbsd-dev libnftables-dev libgnutls28-dev"
 
@@ -17,7 +17,7 @@ build() {
 	/usr/lib/apt/apt-helper download-file "$(debian_mirror)pool/main/c/criu/criu_$VERSION.orig.tar.xz" \
 		"$src/criu.tar.xz" "SHA256:$SHA256" >&2
 	tar -C "$src" --strip-components=1 -xf "$src/criu.tar.xz"
-	patch -s -d "$src" -p1 <"$PATCH"
+	cat "${PATCHES[@]}" | patch -s -d "$src" -p1
 	# RUNDIR: CRIU keeps a cache there, and runs in a tenant's mount namespace. /proc/criu can never be.
 	make -C "$src" -j"$(nproc)" RUNDIR=/proc/criu criu >"$src/build.log" 2>&1 || { tail -n 40 "$src/build.log" >&2; die "CRIU does not build"; }
 	install -s "$src/criu/criu" "$out/criu"
