@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,12 @@ def container(workload: Path, tmp_path: Path) -> Iterator[Callable[..., Containe
 @pytest.fixture(params=["v1", "v2"])
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, container: Any, tmp_path: Path) -> Iterator[Any]:
+    from tests.guardian.bench import Bench  # which needs this file
+
+    made = Bench(container("beat", 3), tmp_path, getattr(request, "param", "v1"))
+    yield made
+    made.close()

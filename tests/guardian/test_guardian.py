@@ -2,131 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.guardian.conftest import ROOTS, Container, try_rmdir, wait
+from tests.guardian.bench import Bench, kill_guardian
+from tests.guardian.conftest import Container, wait
 from tests.guardian.dump import dump
 
-from stasis.agent import cgroups, proctree
-from stasis.agent.freezer import Freezer
+from stasis.agent import cgroups
 from stasis.agent.journal import Fate, FrozenTree, StateDir
 from stasis.agent.network import lock
 from stasis.agent.network.sockets import TcpSockets
-from stasis.agent.reconcile import Found, Standing, helper, reconcile
-from stasis.agent.records import Records
-from stasis.core.records import Record, Verdict, decision_key, release_key
+from stasis.core.records import Verdict
 
 pytestmark = pytest.mark.root
-HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "operator" / "src"
 TCP_REPAIR = 19
-
-
-class Bench:
-    """A container with a tree, a state folder, and agents that can be killed."""
-
-    def __init__(self, box: Container, path: Path, version: str) -> None:
-        self.box = box
-        self.path = path
-        self.version = version
-        self.state = StateDir(path / "state")
-        self.records = Records(path / "records")
-        self.netns = os.open(f"/proc/{box.pid1}/ns/net", os.O_RDONLY)
-        self.agents: list[subprocess.Popen[str]] = []
-
-    def agent(
-        self, *words: str, seconds: float = 600.0, prefix: tuple[str, ...] = (), path: str = str(SOURCE)
-    ) -> subprocess.Popen[str]:
-        """An agent that has done `words`."""
-        box = self.box
-        arguments = (self.path / "state", self.path / "records", box.pid1, box.root, self.version, seconds)
-        agent = subprocess.Popen(
-            [*prefix, sys.executable, str(HERE / "agent.py"), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self.agents.append(agent)
-        assert self.answer(agent) == "ready"
-        for word in words:
-            assert self.tell(agent, word) == "done", word
-        return agent
-
-    def tell(self, agent: subprocess.Popen[str], word: str) -> str:
-        assert agent.stdin is not None
-        agent.stdin.write(word + "\n")
-        agent.stdin.flush()
-        return self.answer(agent)
-
-    @staticmethod
-    def answer(agent: subprocess.Popen[str]) -> str:
-        assert agent.stdout is not None
-        return agent.stdout.readline().strip()
-
-    def kill(self, agent: subprocess.Popen[str]) -> None:
-        agent.kill()
-        agent.wait()
-
-    @property
-    def freezer(self) -> Freezer:
-        return Freezer(str(self.box.groups[self.version] / "stasis"), self.version)  # type: ignore[arg-type]
-
-    def frozen(self) -> bool:
-        with self.freezer as freezer:
-            return freezer.state() == "frozen"
-
-    def free(self) -> bool:
-        """Thawed and unlocked."""
-        with self.freezer as freezer:
-            return freezer.state() == "thawed" and not lock.is_locked(self.netns)
-
-    def guardians(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    command = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if b"guardian_main" in command and str(self.path).encode() in command:
-                    found.append(int(entry.name))
-        return found
-
-    def decide(self, verdict: Verdict) -> None:
-        key = release_key if verdict in (Verdict.RELEASE, Verdict.CONTINUE) else decision_key
-        self.records.create(key("8a5e"), Record(verdict, "8a5e", 1))
-
-    def log(self) -> str:
-        return self.state.log_text("8a5e.0")
-
-    def close(self) -> None:
-        for agent in self.agents:
-            self.kill(agent)
-            agent.stdin.close()  # type: ignore[union-attr]
-            agent.stdout.close()  # type: ignore[union-attr]
-        end_guardians(self)
-        os.close(self.netns)
-        self.state.close()
-        self.records.close()
-        assert try_rmdir(ROOTS["v2"] / "stasis-guardian")
-
-
-@pytest.fixture
-def bench(request: pytest.FixtureRequest, container: Callable[..., Container], tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(container("beat", 3), tmp_path, getattr(request, "param", "v1"))
-    yield made
-    made.close()
-
 
 both_versions = pytest.mark.parametrize("bench", ["v1", "v2"], indirect=True)
 
@@ -385,93 +282,6 @@ def test_stuck_criu_of_a_killed_agent_is_killed(
     assert box.runs()
 
 
-# ------------------------------------------------------------------ a restarted agent
-
-
-@pytest.mark.parametrize(("bench", "guardian"), [("v1", "lives"), ("v2", "killed")], indirect=["bench"])
-@pytest.mark.parametrize(
-    ("words", "verdicts", "standing"),
-    [
-        (("arm",), (), Standing.RUNS),
-        (("arm", "freeze", "lock"), (), Standing.RUNS),
-        (("arm", "freeze", "lock", "vote"), (), Standing.WAITS),
-        (("arm", "freeze", "lock", "vote"), (Verdict.COMMIT,), Standing.WAITS),
-        (("arm", "freeze", "lock", "vote"), (Verdict.ABORT,), Standing.RUNS),
-        (("arm", "freeze", "lock", "vote"), (Verdict.COMMIT, Verdict.CONTINUE), Standing.RUNS),
-        (("arm", "freeze", "lock", "vote"), (Verdict.COMMIT, Verdict.RELEASE), Standing.RELEASED),
-    ],
-)
-def test_restarted_agent_reconciles(
-    bench: Bench, words: tuple[str, ...], verdicts: tuple[Verdict, ...], standing: Standing, guardian: str
-) -> None:
-    agent = bench.agent(*words)
-    if guardian == "killed":
-        kill_guardian(bench)
-    for verdict in verdicts:
-        bench.decide(verdict)
-    bench.kill(agent)
-    found = the_one(reconcile(bench.state))
-    assert found.standing is standing
-    assert found.guardian is not None
-    if standing is Standing.WAITS:
-        assert bench.frozen()
-        assert len(bench.guardians()) == 1
-        bench.decide(Verdict.ABORT if not verdicts else Verdict.CONTINUE)
-    if standing is Standing.RELEASED:
-        assert proctree.start_time(bench.box.root) == 0 or proctree.dead(bench.box.root)
-    else:
-        assert wait(bench.free)
-        assert bench.box.runs()
-    assert the_one(reconcile(bench.state)).fate is found.fate  # kept for whoever votes, until the freeze is settled
-    found.guardian.stop()
-    assert bench.guardians() == []
-    assert os.listdir(bench.path / "state") == []
-    assert reconcile(bench.state) == []
-
-
-def test_release_is_carried_out_by_the_agents_own_means(bench: Bench) -> None:
-    bench.kill(bench.agent("arm", "freeze", "vote"))
-    bench.decide(Verdict.RELEASE)
-    released: list[FrozenTree] = []
-    assert the_one(reconcile(bench.state, released.append)).standing is Standing.RELEASED
-    assert [tree.rank for tree in released] == [0]
-    assert bench.frozen()
-
-
-def test_helpers_of_a_killed_agent_are_ended(bench: Bench) -> None:
-    mine, other = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
-    try:
-        noted = [helper(bench.state, process.pid) for process in (mine, other)]  # never left: the agent is killed
-        for note in noted:
-            note.__enter__()
-        entry = bench.state.read("helper", str(other.pid))
-        assert entry is not None
-        bench.state.write("helper", str(other.pid), {**entry, "start": entry["start"] - 1})  # a pid used again
-        reconcile(bench.state)
-        assert mine.wait(30) == -signal.SIGKILL
-        assert other.poll() is None
-        assert bench.state.names("helper") == []
-    finally:
-        for process in (mine, other):
-            process.kill()
-            process.wait()
-
-
-def test_tree_gone_and_machine_restarted_are_told(bench: Bench) -> None:
-    bench.kill(bench.agent("arm", "freeze", "vote"))
-    tree = bench.state.read_tree("8a5e.0")
-    assert isinstance(tree, FrozenTree)
-    bench.state.write("tree", "8a5e.1", {**vars(tree), "rank": 1, "boot": "another"})
-    bench.state.write("tree", "8a5e.2", {"op": "8a5e"})
-    bench.freezer.kill()
-    found = {one.name: (one.standing, one.fate) for one in reconcile(bench.state)}
-    assert found == {
-        "8a5e.0": (Standing.GONE, Fate.VOTED),
-        "8a5e.1": (Standing.GONE, Fate.FIRED),
-        "8a5e.2": (Standing.BROKEN, None),
-    }
-
-
 def test_guardian_that_cannot_start_leaves_nothing(bench: Bench) -> None:
     agent = bench.agent()
     os.rmdir(bench.freezer.path)
@@ -483,22 +293,3 @@ def deadline(bench: Bench) -> int:
     tree = bench.state.read_tree("8a5e.0")
     assert isinstance(tree, FrozenTree)
     return tree.deadline
-
-
-def kill_guardian(bench: Bench) -> int:
-    (pid,) = bench.guardians()
-    end_guardians(bench)
-    return pid
-
-
-def end_guardians(bench: Bench) -> None:
-    pids = bench.guardians()
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert wait(lambda: all(proctree.dead(pid) for pid in pids))
-
-
-def the_one(found: list[Found]) -> Found:
-    (one,) = found
-    return one

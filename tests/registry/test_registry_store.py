@@ -20,7 +20,6 @@ from stasis.store.checkpoint import copy, forget, list_checkpoints, open_checkpo
 from stasis.store.connect import open_repository
 from stasis.store.credentials import Credentials
 from stasis.store.http import HttpOptions
-from stasis.store.isolated import IsolatedReader
 from stasis.store.reader import RankReader
 from stasis.store.repository import Repository
 from stasis.store.writer import RankResult, RankWriter, StoreOptions
@@ -369,8 +368,8 @@ def test_a_password_is_handed_over_or_found(
     auth = Credentials("alibaba", "open sesame").basic.removeprefix("Basic ")
     (tmp_path / ".docker" / "config.json").write_text(f'{{"auths": {{"{registry.host}": {{"auth": "{auth}"}}}}}}')
     verify(f"{where}:one")
-    with open_checkpoint(f"{where}:one") as opened, IsolatedReader(where, opened.ranks[0].digest) as isolated:
-        assert isolated.read("pages-1.img", 1 << 30) == noise(16, 2)
+    with open_checkpoint(f"{where}:one") as opened:
+        assert opened.ranks[0].read("pages-1.img", 1 << 30) == noise(16, 2)
 
 
 def test_a_certificate_is_verified(
