@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,8 +19,9 @@ static bool is_job_stop(int sig)
 static void default_signals(void)
 {
 	sigset_t none;
+	const unsigned long dispositions[4] = {0}; /* struct sigaction as the kernel has it: default, no flags, no mask */
 	for (int sig = 1; sig < NSIG; sig++)
-		signal(sig, SIG_DFL);
+		syscall(SYS_rt_sigaction, sig, dispositions, NULL, sizeof(long)); /* libc keeps 32 and 33 to itself */
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.guardian.bench import Bench, kill_guardian
+from tests.guardian.bench import SOURCE, Bench, kill_guardian
 from tests.guardian.conftest import Container, wait
 from tests.guardian.dump import dump
 
