@@ -17,6 +17,7 @@ from stasis.agent.freezer import Freezer
 from stasis.agent.lookup import host_pids
 from stasis.agent.names import hostname
 from stasis.agent.network.lock import is_locked
+from stasis.agent.proctree import dead, read
 from stasis.core.plan import Timing
 from stasis.demo.proof import differences, steps
 from stasis.local.gang import GangSpec, LocalGang
@@ -113,7 +114,7 @@ class Lab:
         found = []
         for pid in host_pids():
             try:
-                if pid != pid1 and os.readlink(f"/proc/{pid}/ns/pid") == space:
+                if pid != pid1 and os.readlink(f"/proc/{pid}/ns/pid") == space and not dead(pid):
                     found.append(pid)
             except OSError:
                 continue  # gone meanwhile
@@ -142,7 +143,7 @@ class Lab:
         ]
         for rank, place in self.gang.places.items():
             pid1 = place.container.pid1
-            found += [f"rank {rank} has process {pid}" for pid in self.processes(rank)]
+            found += [f"rank {rank} has process {pid} ({read(pid, pid, 'comm')})" for pid in self.processes(rank)]
             found += [f"rank {rank} has {name}" for name in self.files(rank) ^ files[rank]]
             if hostname(pid1) != f"{self.name}-{rank}":
                 found.append(f"rank {rank} is called {hostname(pid1)}")

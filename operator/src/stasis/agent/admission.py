@@ -6,12 +6,12 @@ init that the tree was under.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stasis.agent import credentials, fingerprint, provision
-from stasis.agent.files.areas import require_room
+from stasis.agent.files.areas import areas, point_of, require_room
 from stasis.agent.files.volumes import VolumeFile, differences
 from stasis.agent.room import container_room
 from stasis.agent.volume import VOLUME, put_into_volume
@@ -19,7 +19,7 @@ from stasis.core import capacity
 from stasis.core import credentials as rights
 from stasis.core import fingerprint as machines
 from stasis.core.rankconfig import RankConfig
-from stasis.errors import Corrupt, Refused, RestoreFailed
+from stasis.errors import Corrupt, Finding, Refused, RestoreFailed
 
 
 def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
@@ -38,6 +38,14 @@ def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
     for area, size in config.areas.items():
         require_room(pid1, area, size)
     return [*comparison.warnings, *map(str, differences(pid1, _open_on_volumes(config)))]
+
+
+def require_areas(pid1: int, config: RankConfig, volumes: Sequence[str]) -> None:
+    """Files are laid where a checkpoint of this container would take them from, and nowhere else. Raises Refused."""
+    here = {area.name for area in areas(pid1, volumes)}
+    if extra := [point_of(area) for area in config.areas if area not in here]:
+        remedy = "give the new container the emptyDirs that the old one had"
+        raise Refused([Finding("it holds files for it, and the new container has none there", remedy, where=extra[0])])
 
 
 def require_rights(pid1: int, tasks: Iterable[rights.Credentials]) -> None:

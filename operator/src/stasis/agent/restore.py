@@ -107,13 +107,14 @@ class RestoreRank:
             raise RestoreFailed(f"rank {job.rank} has no placeholder: {gone}") from gone
         if self._reader is not None:
             self._reader.close()
-        reader = self._reader = Reader(self.node.bundle, job.repository, job.manifest)
+        reader = self._reader = self.node.reader(job.repository, job.manifest)
         config = self._config = reader.config()
         if config.rank != job.rank or config.world_size != job.world_size:
             raise RestoreFailed(
                 f"the checkpoint {job.manifest} is of rank {config.rank} of {config.world_size}, "
                 f"not of rank {job.rank} of {job.world_size}"
             )
+        admission.require_areas(self._pid1, config, job.volumes)
         notes = admission.admit(self._pid1, config, self.node.bundle)
         volumes = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in config.areas])
         self._images = reader.prepare(volumes)

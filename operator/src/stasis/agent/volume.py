@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 
 VOLUME = "stasis"  # below the container's root
@@ -49,11 +50,13 @@ def _volume(pid1: int) -> Iterator[int]:
 
 
 def _write(folder: int, name: str, data: bytes, mode: int) -> None:
-    temporary = f".{name}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=folder)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
+    aside = f".{name}.{secrets.token_hex(8)}"  # a name that the tenant cannot have taken
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
     with open(fd, "wb") as file:
         file.write(data)
         os.fchmod(fd, mode)
-    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except IsADirectoryError:  # put there by the tenant: out of the way
+        os.rename(name, f"{aside}.old", src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -5,6 +5,7 @@ Another party's bytes when they are read: every field is checked for its type an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -14,6 +15,8 @@ from stasis.errors import Corrupt, Unsupported
 
 VERSION = 1
 MAX_ITEMS = 1_000_000
+MAX_HOSTNAME = 64  # uname(2)
+_PIPE = re.compile(r"pipe:\[[0-9]{1,20}\]")
 
 AREA_PREFIX = "files/"  # the stream of an area of files: `files/upper`, `files/shm`, `files/emptydir:/data`
 IMAGE_PREFIX = "criu/"  # the stream of an image of CRIU: `criu/pstree.img`
@@ -82,6 +85,11 @@ class RankConfig:
             if name not in known:
                 continue  # a later version's addition
             values[name] = _checked(name, str(known[name].type), value)
+        for resource, fd in values.get("stdio", {}).items():
+            if not _PIPE.fullmatch(resource) or fd not in (1, 2):
+                raise Corrupt(f"a rank's config gives descriptor {fd} of init for {resource!r:.100}")
+        if len(values.get("hostname", "").encode()) > MAX_HOSTNAME:
+            raise Corrupt(f"a rank's config has a host name of more than {MAX_HOSTNAME} bytes")
         try:
             return cls(**values)
         except TypeError as error:
