@@ -41,6 +41,7 @@ EXPECTED = {
     "scheduling:pinned": Verdict.RIGHT,
     "huge_pages:plain": Verdict.RIGHT,
     "cgroup_deep:plain": Verdict.RIGHT,
+    "split_lines:plain": Verdict.RIGHT,
 }
 
 

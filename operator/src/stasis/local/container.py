@@ -62,7 +62,11 @@ class ContainerSpec:
 
 
 class Container:
-    """One container; `placeholder` waits for a restore. Use as a context manager, or call `delete`."""
+    """One container; `placeholder` waits for a restore. Use as a context manager, or call `delete`.
+
+    `unfinished`: what has come of a line of stdout and of stderr whose end has not. A program can be suspended between
+    two writes of one line, so the next container's begins with it.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class Container:
         *,
         placeholder: bool = False,
         on_line: Callable[[str], None] | None = None,
+        unfinished: Sequence[bytes] = (b"", b""),
     ) -> None:
         self.spec = spec
         self.id = identity
@@ -79,6 +84,7 @@ class Container:
         self.placeholder = placeholder
         self.log = folder / "log"
         self.pid1 = 0
+        self.unfinished = list(unfinished)
         self._on_line = on_line
         self._pumps: list[threading.Thread] = []
         self._status: int | None = None
@@ -118,9 +124,9 @@ class Container:
             start_new_session=True,
         )
         lock = threading.Lock()
-        for read, write in ends:
+        for stream, (read, write) in enumerate(ends):
             os.close(write)
-            pump = threading.Thread(target=self._pump, args=(read, lock), name=f"log:{self.id}", daemon=True)
+            pump = threading.Thread(target=self._pump, args=(stream, read, lock), name=f"log:{self.id}", daemon=True)
             self._pumps.append(pump)
             pump.start()
         while not pid_file.exists() or not pid_file.read_text():
@@ -130,12 +136,11 @@ class Container:
             threading.Event().wait(0.005)
         self.pid1 = int(pid_file.read_text())
 
-    def _pump(self, read: int, lock: threading.Lock) -> None:
+    def _pump(self, stream: int, read: int, lock: threading.Lock) -> None:
         with os.fdopen(read, "rb", buffering=0) as source, open(self.log, "ab", buffering=0) as log:
-            rest = b""
             while data := source.read(65536):
                 log.write(data)
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, self.unfinished[stream] = (self.unfinished[stream] + data).split(b"\n")
                 if self._on_line:
                     with lock:
                         for line in lines:

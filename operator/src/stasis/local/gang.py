@@ -105,6 +105,7 @@ class LocalGang:
             self.folder / f"{rank}.{incarnation}",
             placeholder=placeholder,
             on_line=lambda line: self._line(rank, line),
+            unfinished=self.places[rank].container.unfinished if placeholder else (b"", b""),
         )
         self.places[rank] = Place(container, address, incarnation)
         container.start()
@@ -178,8 +179,11 @@ class LocalGang:
         return self.statuses()
 
     def delete(self) -> None:
-        for place in self.places.values():
+        for rank, place in self.places.items():
             place.container.delete()
+            for rest in filter(None, place.container.unfinished):
+                self._line(rank, rest.decode(errors="replace"))
+            place.container.unfinished.clear()
         self.network.down()
 
     def __enter__(self) -> LocalGang:
