@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -59,6 +60,15 @@ def start() -> Iterator[StartReader]:
     for reader in started:
         reader.close()
     assert not [reader.pid for reader in started if os.path.exists(f"/proc/{reader.pid}")]
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class Taken:

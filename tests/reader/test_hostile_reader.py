@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from tests.reader.checkpoint import CONFIG
-from tests.reader.conftest import StartReader
+from tests.reader.conftest import StartReader, until
 
-from stasis.agent.reader import client
+from stasis.agent.reader import client, process
 from stasis.core.credentials import Credentials
 from stasis.errors import Corrupt, RestoreFailed, StasisError, Unsupported
 
@@ -50,7 +50,7 @@ GOOD = framed({"config": CONFIG.to_dict()})
 @pytest.fixture
 def hostile(start: StartReader, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(*answers: bytes | None, seconds: float = 20.0) -> client.Reader:
-        monkeypatch.setattr(client, "BOOT", HOSTILE.format(answers=list(answers)))
+        monkeypatch.setattr(process, "BOOT", HOSTILE.format(answers=list(answers)))
         return start(("/nowhere", "sha256:" + "0" * 64), seconds=seconds)
 
     return make
@@ -75,7 +75,7 @@ def test_nonsense_for_a_config(hostile: Any, answer: bytes | None) -> None:
     reader = hostile(answer)
     with pytest.raises(RestoreFailed, match="the reader of the checkpoint"):
         reader.config()
-    reader._process.wait(20)
+    assert until(lambda: not reader.alive)
     with pytest.raises(RestoreFailed):
         reader.config()
 
@@ -138,7 +138,7 @@ def test_a_reader_that_hangs_is_killed(hostile: Any, trickle: bytes) -> None:
     reader = hostile(trickle, seconds=1.0)
     with pytest.raises(RestoreFailed, match=r"took longer than 1\.0 s to open the checkpoint"):
         reader.config()
-    reader._process.wait(20)
+    assert until(lambda: not reader.alive)
 
 
 def test_who_waits_for_it_goes_on_when_it_is_given_up(hostile: Any) -> None:

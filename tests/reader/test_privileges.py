@@ -8,17 +8,16 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.reader.conftest import StartReader
+from tests.reader.conftest import StartReader, until
 
-from stasis.agent import privileges, provision
+from stasis.agent import privileges, proctree, provision
+from stasis.agent.node import Node
 from stasis.agent.reader import main, wire
 from stasis.agent.reader.broker import Broker
-from stasis.agent.reader.client import SOURCES
+from stasis.agent.reader.process import SOURCES
 from stasis.store.reference import Reference
 
 pytestmark = pytest.mark.root
@@ -53,15 +52,6 @@ for what in (
 def status(pid: int) -> dict[str, list[str]]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_while_it_reads_no_thread_has_a_privilege(start: StartReader, stored: tuple[str, str]) -> None:
@@ -191,3 +181,30 @@ def test_privileges_are_not_given_up_by_one_of_several_threads() -> None:
     finally:
         release.set()
         thread.join()
+
+
+def test_processes_that_wait_for_an_order_are_used_and_end_with_the_node(
+    folder: tuple[str, str], tmp_path: Path
+) -> None:
+    node = Node(tmp_path)
+    node.warm_readers(2)
+    node.warm_readers(2)
+    assert until(lambda: len(children()) == 2)
+    waiting = children()
+    with node.reader(*folder) as reader:
+        assert reader.pid in waiting
+        assert reader.config().rank == 3
+        assert children() == waiting
+    node.close()
+    assert children() == set()
+    with node.reader(*folder) as reader:
+        assert reader.config().rank == 3
+
+
+def children() -> set[int]:
+    """Readers of this process."""
+    return {
+        pid
+        for pid in proctree.walk(os.getpid())
+        if "stasis.agent.reader.main" in Path(f"/proc/{pid}/cmdline").read_text()
+    }

@@ -14,6 +14,8 @@ from stasis.agent import provision
 from stasis.agent.criu import Criu, Journal
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.pipes import Buffers
+from stasis.agent.reader.client import Reader
+from stasis.agent.reader.process import Process
 from stasis.agent.reserve import Ledger
 from stasis.core.connections import IpAddress, address
 from stasis.errors import UsageError
@@ -27,6 +29,7 @@ class Node:
     bundle: Path = field(default_factory=provision.criu)
     buffers: Buffers = field(default_factory=Buffers)
     journal: Journal = contextlib.nullcontext  # of processes that must not outlive the agent
+    _idle: list[Process] = field(default_factory=list)
 
     @cached_property
     def codec(self) -> ImageCodec:
@@ -41,6 +44,25 @@ class Node:
         """Pages that are held by reference take a descriptor for each MiB."""
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    def warm_readers(self, count: int) -> None:
+        """So many restores are about to begin: have the processes ready that read the checkpoints."""
+        self._idle = [process for process in self._idle if process.alive]
+        while len(self._idle) < count:
+            self._idle.append(Process())
+
+    def reader(self, repository: str, manifest: str) -> Reader:
+        """Of a rank's checkpoint."""
+        try:
+            process = self._idle.pop()
+        except IndexError:
+            process = Process()
+        return Reader(self.bundle, repository, manifest, process=process)
+
+    def close(self) -> None:
+        self.buffers.trim()
+        while self._idle:
+            self._idle.pop().close()
 
     def criu(self) -> Criu:
         return Criu(self.bundle, journal=self.journal)

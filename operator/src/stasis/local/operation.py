@@ -70,7 +70,7 @@ class LocalAgent:
         self._progress = progress
 
     def close(self) -> None:
-        self.node.buffers.trim()
+        self.node.close()
         self.state.close()
 
     def next_serial(self) -> int:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import stasis
 from stasis.agent.reader import data, wire
 from stasis.agent.reader.broker import Broker
+from stasis.agent.reader.process import Process
 from stasis.core.rankconfig import IMAGE_PREFIX, RankConfig
 from stasis.errors import RestoreFailed, UsageError
 from stasis.store.reference import DIGEST, Reference
 
-SOURCES = Path(stasis.__file__).parents[1]
-BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stasis.agent.reader.main import main; main()"
-# What a registry's client obeys; nothing else of the agent's environment is the reader's.
-ENVIRONMENT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
 SECONDS = 600.0  # the most that a call may take
 
 
@@ -55,37 +48,35 @@ class Reader:
     """Reads one rank's checkpoint in a process without privileges, for any number of threads.
 
     `repository` is a reference, `manifest` the digest of the rank's. `bundle`: of CRIU. `seconds`: the most that
-    a call may take.
+    a call may take. `process`: one that waits for its order; it is the reader's from now on.
     """
 
-    def __init__(self, bundle: Path, repository: str, manifest: str, *, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        repository: str,
+        manifest: str,
+        *,
+        seconds: float = SECONDS,
+        process: Process | None = None,
+    ) -> None:
         if not DIGEST.fullmatch(manifest):
             raise UsageError(f"{manifest!r:.100} is no digest of a rank's manifest")
-        self.seconds = seconds
         reference = Reference.parse(repository).repository
-        control, theirs = socket.socketpair()
-        broker, asking = socket.socketpair()
-        control.settimeout(seconds)
-        self._control = control
+        self.seconds = seconds
+        self._process = process or Process()
+        self._process.control.settimeout(seconds)
         self._sending = threading.Lock()
-        with theirs, asking:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-B", "-c", BOOT, str(SOURCES), str(theirs.fileno()), str(asking.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(), asking.fileno()),
-                env=_environment(),
-                cwd="/",
-                start_new_session=True,
-            )
-        self._broker = broker
-        Broker(reference, broker)
+        Broker(reference, self._process.broker)
         self._send({"repository": str(reference), "manifest": manifest, "bundle": str(bundle)}, [])
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
 
     def config(self) -> RankConfig:
         """Opens the rank's manifest. Raises Corrupt, Unsupported, and what the repository raises."""
@@ -114,7 +105,8 @@ class Reader:
     def fail(self, how: str) -> RestoreFailed:
         """Kill it for what it did; the error to raise."""
         self._process.kill()
-        return RestoreFailed(f"the reader of the checkpoint {how}{self._last_words()}")
+        words = self._process.last_words()
+        return RestoreFailed(f"the reader of the checkpoint {how}{f' ({words})' if words else ''}")
 
     def kill(self) -> None:
         """Make the calls that are under way, and all later ones, fail."""
@@ -122,12 +114,7 @@ class Reader:
 
     def close(self) -> None:
         """End it. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        self._control.close()
-        for pipe in (self._process.stdin, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        self._process.close()
 
     def __enter__(self) -> Self:
         return self
@@ -144,19 +131,6 @@ class Reader:
     def _send(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
         try:
             with self._sending:
-                wire.send(self._control, message, fds)
+                wire.send(self._process.control, message, fds)
         except OSError as error:
             raise self.fail(f"cannot be asked: {error}") from error
-
-    def _last_words(self) -> str:
-        pipe = self._process.stderr
-        if pipe is None or pipe.closed:
-            return ""
-        os.set_blocking(pipe.fileno(), False)
-        lines = (pipe.read(1 << 16) or b"").decode(errors="replace").strip().splitlines()
-        return f" ({lines[-1][:300]})" if lines else ""
-
-
-def _environment() -> dict[str, str]:
-    names = {name for name in os.environ if name in ENVIRONMENT or name.lower() in ENVIRONMENT}
-    return {name: os.environ[name] for name in names} | {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4"}
