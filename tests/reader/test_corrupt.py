@@ -89,6 +89,16 @@ def test_images_that_are_none(
         reader.prepare([])
 
 
+def test_images_that_would_fill_the_memory(start: StartReader, content: Images, tmp_path: Path) -> None:
+    large = bytes(63 << 20)  # nothing, stored: a hole
+    images = {name: data for name, data in content.items() if len(data) < 1 << 20}
+    images |= {f"criu/x-{number}.img": large for number in range(17)}
+    reader = start((str(tmp_path / "store"), write(open_repository(tmp_path / "store"), images)))
+    reader.config()
+    with pytest.raises(Corrupt, match="have more than"):
+        reader.prepare([])
+
+
 @pytest.mark.parametrize("fix", [{"cut": 3}, {"cut": "3", "outq_len": 5}, {"cut": 4, "outq_len": 5}, 7])
 def test_fixes_that_are_none(
     start: StartReader, content: Images, tmp_path: Path, codec: ImageCodec, fix: object

@@ -124,6 +124,22 @@ def test_it_outlives_the_thread_that_started_it_and_ends_with_the_agent(folder: 
     assert until(lambda: not os.path.exists(f"/proc/{reader}"))
 
 
+def test_it_ends_with_the_agent_even_when_it_is_stuck() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from stasis.agent.reader.main import end_with_agent\n"
+    code += "end_with_agent(0); print(flush=True)\nwhile True: pass"
+    stuck = subprocess.Popen([sys.executable, "-c", code, str(SOURCES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert stuck.stdin
+        assert stuck.stdout
+        assert stuck.stdout.read(1) == b"\n"
+        stuck.stdin.close()
+        assert stuck.wait(20) == -signal.SIGIO
+    finally:
+        stuck.kill()
+        stuck.wait()
+        stuck.stdout.close()
+
+
 AGENT = """
 import sys, threading, time
 from pathlib import Path
