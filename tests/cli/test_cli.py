@@ -104,3 +104,17 @@ def test_try_names_what_cannot_be_carried() -> None:
     assert done.returncode == 3
     assert "System V" in done.stderr
     assert "Remedy" in done.stderr or "remedy" in done.stderr
+
+
+@pytest.mark.root
+def test_try_that_is_terminated_leaves_no_container(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "stasis", "try", "--after", "60", "--", "sh", "-c", "echo here; sleep 60"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "here\n"
+    running.terminate()
+    assert running.wait(30) == 128 + 15
+    running.stdout.close()
+    listed = subprocess.run(["runc", "list", "-q"], capture_output=True, text=True).stdout.split()
+    assert not [name for name in listed if name.startswith(f"try{running.pid}-")]

@@ -9,10 +9,11 @@ wrong. `try` exits with the program's own status where none of these came first.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
@@ -20,6 +21,9 @@ from rich.console import Console
 import stasis
 from stasis import presentation as show
 from stasis.errors import StasisError, Unsupported
+
+if TYPE_CHECKING:
+    from stasis.store.repository import Repository
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,6 +40,7 @@ class Group(click.Group):
     """Errors of ours become one line with a remedy, and their exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # containers are cleared away
         try:
             return super().invoke(ctx)
         except StasisError as error:
@@ -48,6 +53,14 @@ class Group(click.Group):
             lack = Unsupported(f"a library is missing: {missing}", remedy="pip install stasis-operator")
             click.echo(f"error: {lack}", err=True)
             sys.exit(lack.exit_code)
+
+
+def opened(ref: str) -> Repository:
+    """A folder or repository for a user who waits: one that does not answer is told soon."""
+    from stasis.store.connect import open_repository
+    from stasis.store.http import HttpOptions
+
+    return open_repository(ref, http=HttpOptions(patience=5))
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -117,7 +130,8 @@ def list_(ref: str, output: str) -> None:
     """The checkpoints in a folder or repository."""
     from stasis.store.checkpoint import list_checkpoints
 
-    found = list_checkpoints(ref)
+    with opened(ref) as repository:
+        found = list_checkpoints(ref, repository)
     rows = [{"tag": c.tag, "digest": c.digest, "uid": c.uid, "ranks": c.ranks, **c.config} for c in found]
     show.rows(rows, ["tag", "ranks", "uid", "digest"], output)
 
@@ -129,7 +143,7 @@ def inspect(ref: str, output: str) -> None:
     """What a checkpoint holds: ranks, sizes, deduplication, fingerprint, timings."""
     from stasis.store.checkpoint import open_checkpoint
 
-    with open_checkpoint(ref) as checkpoint:
+    with opened(ref) as repository, open_checkpoint(ref, repository) as checkpoint:
         ranks = [
             {"rank": rank.rank, "digest": rank.digest, **_known(rank.config), "stats": rank.stats}
             for rank in checkpoint.ranks
@@ -162,7 +176,8 @@ def remove(ref: str) -> None:
     """Remove a checkpoint. A registry frees its blobs by its own garbage collection."""
     from stasis.store.checkpoint import remove
 
-    freed = remove(ref)
+    with opened(ref) as repository:
+        freed = remove(ref, repository)
     click.echo(f"{ref}: removed" + (f", {show.size(freed)} freed" if freed else ""))
 
 
