@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stasis.agent import cgroups
-from stasis.agent.launch import enter, kill_group
+from stasis.agent.launch import enter, kill_group, wait
 from stasis.agent.stream import Capture, Serve, first_error
 from stasis.errors import CheckpointFailed, RestoreFailed
 
@@ -152,7 +152,7 @@ class Criu:
             self._process = process
             try:
                 with self._journal(process.pid):
-                    code = process.wait(timeout)
+                    code = wait(process, timeout)
             except subprocess.TimeoutExpired:
                 kill_group(process)
                 code = -signal.SIGKILL
