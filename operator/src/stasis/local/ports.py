@@ -33,6 +33,7 @@ from stasis.store.media import Descriptor
 
 log = logging.getLogger(__name__)
 
+WAKE = (Step.UNLOCK_NETWORK, Step.THAW)  # they do not wait for a store that hangs
 STORED = "stored"  # kind of the entries that name a rank's manifest
 FIRST = {plan[0].step for plan in PLANS.values()}
 
@@ -137,7 +138,7 @@ class RankExecutor:
         self._progress = progress
         self._worker: CheckpointRank | RestoreRank | None = None
         self._key = ""
-        self._thread: threading.Thread | None = None
+        self._threads: dict[threading.Thread, Step] = {}  # those at work
 
     @property
     def worker(self) -> CheckpointRank | RestoreRank | None:
@@ -146,16 +147,17 @@ class RankExecutor:
     def start(
         self, step: Step, op: str, attempt: int, args: Mapping[str, Any], token: int, limit: float, reply: Reply
     ) -> None:
-        previous, self._thread = self._thread, None
-        if previous is not None and previous.is_alive() and self._worker is not None:
+        at_work = list(self._threads.items())
+        if at_work and self._worker is not None:
             self._worker.give_up()
+        before = [thread for thread, what in at_work if what is not Step.STORE or step not in WAKE]
         thread = threading.Thread(
             target=self._run,
-            args=(step, f"{op}.{self._rank}.{attempt}", args, token, limit, reply, previous),
+            args=(step, f"{op}.{self._rank}.{attempt}", args, token, limit, reply, before),
             name=f"rank-{self._rank}:{step}",
             daemon=True,
         )
-        self._thread = thread
+        self._threads[thread] = step
         thread.start()
 
     def _run(
@@ -166,10 +168,10 @@ class RankExecutor:
         token: int,
         limit: float,
         reply: Reply,
-        previous: threading.Thread | None,
+        before: list[threading.Thread],
     ) -> None:
-        if previous is not None:
-            previous.join()
+        for thread in before:
+            thread.join()
         limiter = threading.Timer(limit, lambda: self._worker and self._worker.give_up())
         limiter.daemon = True
         limiter.start()
@@ -178,14 +180,15 @@ class RankExecutor:
             result = worker.run(step, args)
             if step is Step.PREPARE and isinstance(worker, CheckpointRank):
                 self._watch(worker, reply)
-            reply(m.StepDone(token, result))
+            end: m.StepDone | m.StepFailed = m.StepDone(token, result)
         except StasisError as error:
-            reply(m.StepFailed(token, Failure.of(error, rank=self._rank, step=step, retryable=error.retryable)))
+            end = m.StepFailed(token, Failure.of(error, rank=self._rank, step=step, retryable=error.retryable))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            reply(m.StepFailed(token, Failure(type(error).__name__, text, rank=self._rank, step=step)))
-        finally:
-            limiter.cancel()
+            end = m.StepFailed(token, Failure(type(error).__name__, text, rank=self._rank, step=step))
+        limiter.cancel()
+        del self._threads[threading.current_thread()]  # before it is told: nobody gives up what is done
+        reply(end)
 
     def _worker_for(self, key: str, step: Step, args: Mapping[str, Any]) -> CheckpointRank | RestoreRank:
         if self._worker is not None and self._key == key:
