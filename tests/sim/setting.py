@@ -74,7 +74,15 @@ class Setting:
         size = rng.choice((1, 2, 2, 2, 3, 3, 4))
         program = rng.choice(PROGRAMS)
         setting = cls(size, program, rng.random() < 0.4, timing(rng.choice((30, 60, 200)), rng.choice((10, 10, 80))))
-        if rng.random() < 0.1:
+        kinds, weights = list(FAULTS), list(FAULTS.values())
+        mood = rng.random()
+        if mood < 0.1:
+            return setting
+        if mood < 0.4:  # only a few faults, at telling moments
+            setting.loss, setting.store, setting.delay = rng.choice((0.0, 0.2)), rng.choice((0.0, 0.3)), 1.0
+            for _ in range(rng.choice((2, 3, 4))):
+                setting.triggers.setdefault(rng.choice(TRIGGERS), []).append(rng.choice(kinds))
+            setting.calm = 400 * size * len(program)
             return setting
         setting.loss = rng.choice((0.0, 0.0, 0.05, 0.25))
         setting.double = rng.choice((0.0, 0.1))
@@ -83,7 +91,6 @@ class Setting:
         setting.hang = rng.choice((0.0, 0.0, 0.0, 0.005, 0.03))
         setting.store = rng.choice((0.0, 0.0, 0.1, 0.4))
         span = 60 * size * len(program)
-        kinds, weights = list(FAULTS), list(FAULTS.values())
         for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 5))):
             fault = rng.choices(kinds, weights)[0]
             if rng.random() < 0.5:

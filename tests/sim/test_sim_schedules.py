@@ -22,6 +22,13 @@ ALWAYS = 100_000  # an event that never comes
 # What random schedules come to too rarely for ten thousand of them.
 DIRECTED: tuple[Setting, ...] = (
     Setting(program="SR", triggers={Step.LAY: ["crash-agent"], Verdict.RESTORED: ["second-leader"]}, calm=ALWAYS),
+    Setting(
+        program="SR",
+        triggers={Step.LAY: ["crash-agent"], Verdict.ABANDONED: ["second-leader", "withdraw"]},
+        loss=0.2,
+        delay=1.0,
+        calm=ALWAYS,
+    ),
     Setting(program="SR", triggers={Verdict.COMMIT: ["delete"]}, store=0.3, calm=ALWAYS),
     Setting(program="SR", triggers={Verdict.COMMIT: ["withdraw"]}, store=0.3, calm=ALWAYS),
     Setting(program="S", triggers={Verdict.COMMIT: ["exit", "exit", "crash-leader"]}, loss=0.3, calm=ALWAYS),

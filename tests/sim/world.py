@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stasis.core.plan import Kind, Outcome, Spec
-from stasis.core.records import Failure, Record, Verdict, decision_key, release_key, restored_key
+from stasis.core.records import Failure, Record, Verdict, decision_key, end_key, release_key, restored_key
 from stasis.core.steps import Step
 
 if TYPE_CHECKING:
@@ -330,6 +330,8 @@ class World:
     def check_record(self, record: Record) -> None:
         """Called for each record that is newly there."""
         spec = self.sim.program.specs[record.op]
+        if record.verdict is not Verdict.ENDED and end_key(record.op) in self.sim.records:
+            raise Violation("settled", f"{record.verdict} of {record.op} is recorded after its end")
         if record.verdict is Verdict.COMMIT:
             cut = self.cut.get(spec.op, {})
             for rank in spec.ranks:

@@ -372,12 +372,17 @@ class Coordinator(m.Machine[State]):
                 self._abandoned()
 
     def _abandoned(self) -> None:
-        again = all(failure.retryable for failure in self._failures) and not self._withdrawn and not self._lost
-        if again and self.attempt < self.spec.attempts:
-            self.attempt += 1
-            self._begin(0)
-        else:
+        """Whether another attempt follows is to be read from the records alone: another leader may have begun it. So
+        what this one does not want is closed by a record too."""
+        assert self._told is not None
+        if self.attempt == self.spec.attempts or not all(failure.retryable for failure in self._told.failures):
             self._finish(Outcome.ABANDONED)
+            return
+        self.attempt += 1
+        if self._withdrawn:
+            self._fail(self._withdrawal())
+        else:
+            self._begin(0)
 
     # ------------------------------------------------------------ restored: it only goes forward
 
