@@ -2,7 +2,7 @@
 
   workload.py dense|quantized BYTES
 
-dense: a GPT of BYTES / 14 parameters, trained in mixed precision by AdamW for STEPS steps on the source text of Python's
+dense: a GPT of BYTES / 14 parameters, trained in mixed precision by AdamW for STEPS steps on the source of Python's
 library; what it keeps is fp32 weights, both Adam moments and bf16 gradients (4 + 4 + 4 + 2 bytes a parameter).
 quantized: 90% frozen int8 weights (normal, 7.4 bits of entropy a byte), 10% fp32 adapter state that every step draws
 anew; each step moves every tensor to a new address, as cuda-checkpoint does.
