@@ -20,6 +20,7 @@ from stasis.agent.freezer import HIERARCHY, Freezer
 from stasis.agent.lookup import Root
 from stasis.agent.needs import needs
 from stasis.agent.network import diag, lock, options
+from stasis.agent.network.nft import Nft
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
 from stasis.agent.reserve import Reservation
@@ -57,6 +58,7 @@ class CheckpointRank:
         self._options: options.Options = {}
         self._gathered: list[dict[str, Any]] = []  # groups that gathering takes the tree out of
         self._netns: int | None = None
+        self._nft: Nft | None = None  # open before the freeze, closed after the thaw
         self._freezer: Freezer | None = None
         self._reservation: Reservation | None = None
         self._storing: Storing | None = None
@@ -126,6 +128,9 @@ class CheckpointRank:
         self._reserve(self._needs.total)
         if self._storing is None:
             self._storing = Storing(job, self._progress)
+        if self._nft is None:
+            assert self._netns is not None
+            self._nft = Nft(self._netns)
         return {"root": {"pid": self._root.pid, "start": self._root.start}, "needs": self._needs.as_dict()}
 
     def _unattachable(self) -> list[Finding]:
@@ -204,8 +209,8 @@ class CheckpointRank:
 
     def _lock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
         assert self._sockets is not None
-        assert self._netns is not None
-        lock.lock(self._netns, self.job.gang(), self._sockets.within(self.job.old(str(self.job.rank))))
+        assert self._nft is not None
+        lock.lock(self._nft, self.job.gang(), self._sockets.within(self.job.old(str(self.job.rank))))
         return {"in_flight": sum(s.in_flight for s in self._sockets.connected(self.job.gang()))}
 
     def _capture(self, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +241,7 @@ class CheckpointRank:
 
     def _unlock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
         if self._netns is not None:
-            lock.unlock(self._netns)
+            lock.unlock(self._nft or self._netns)
         return {}
 
     def _thaw(self, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,6 +324,11 @@ class CheckpointRank:
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
+        if self._nft is not None:
+            self._nft.close()
+            self._nft = None
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None
+        if self._freezer is not None:
+            self._freezer.close()

@@ -293,6 +293,8 @@ class RestoreRank:
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None
+        if self._freezer is not None:
+            self._freezer.close()
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -138,6 +138,7 @@ class LocalAgent:
                 wake=wake,
             ),
             clock,
+            executor.close,
         )
         bus.drivers[member_address(spec.op, rank)] = runner.driver
         return runner

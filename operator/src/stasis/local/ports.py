@@ -44,10 +44,16 @@ class BootClock:
 
 
 class Runner:
-    """A thread that pumps one driver whenever something was posted or is due."""
+    """A thread that pumps one driver whenever something was posted or is due; `close` is called at its end."""
 
-    def __init__(self, make: Callable[[Callable[[], None]], Driver], clock: BootClock) -> None:
+    def __init__(
+        self,
+        make: Callable[[Callable[[], None]], Driver],
+        clock: BootClock,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._close = close
         self._bell = threading.Event()
         self._stopped = False
         self.failure: BaseException | None = None
@@ -70,6 +76,7 @@ class Runner:
         self._stopped = True
         self._bell.set()
         self._thread.join()
+        self._close()
 
 
 class Bus:
@@ -139,10 +146,19 @@ class RankExecutor:
         self._worker: CheckpointRank | RestoreRank | None = None
         self._key = ""
         self._threads: dict[threading.Thread, Step] = {}  # those at work
+        self._watcher: threading.Thread | None = None
+        self._over = os.eventfd(0, os.EFD_CLOEXEC)
 
     @property
     def worker(self) -> CheckpointRank | RestoreRank | None:
         return self._worker
+
+    def close(self) -> None:
+        """The operation is over: how the tree ends is nobody's business any more."""
+        os.eventfd_write(self._over, 1)
+        if self._watcher is not None:
+            self._watcher.join()
+        os.close(self._over)
 
     def start(
         self, step: Step, op: str, attempt: int, args: Mapping[str, Any], token: int, limit: float, reply: Reply
@@ -227,12 +243,15 @@ class RankExecutor:
             with contextlib.closing(os.fdopen(pidfd, "rb", buffering=0)):
                 poll = select.poll()
                 poll.register(pidfd, select.POLLIN)
-                poll.poll()
+                poll.register(self._over, select.POLLIN)
+                if self._over in dict(poll.poll()):
+                    return
             time.sleep(0.2)  # init takes a moment to pass the status on
             status = self._status()
             reply(m.TreeExited(-1 if status is None else status))
 
-        threading.Thread(target=wait, name=f"rank-{self._rank}:watch", daemon=True).start()
+        self._watcher = threading.Thread(target=wait, name=f"rank-{self._rank}:watch", daemon=True)
+        self._watcher.start()
 
 
 class GuardianPort:
