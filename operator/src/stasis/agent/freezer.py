@@ -251,9 +251,14 @@ class Freezer:
             inside, before = self.pids(), tree
 
     def _adopt(self, pid: int, mount: str) -> bool:
-        """Move one process into the group; False: it is gone."""
+        """Move one process into the group; False: it is there already, or gone."""
+        hierarchy = HIERARCHY[self.version]
         try:
-            origin = (mount + cgroups.membership(pid)[HIERARCHY[self.version]]).rstrip("/")
+            # To look is a hundred times as fast as to move. New threads are born where their makers are.
+            tasks = [cgroups.membership(f"{pid}/task/{task}")[hierarchy] for task in proctree.tasks(pid)]
+            if tasks and all(mount + group == self.path for group in tasks):
+                return False
+            origin = (mount + cgroups.membership(pid)[hierarchy]).rstrip("/")
             cgroups.move(pid, self.path)
         except ProcessLookupError:
             return False

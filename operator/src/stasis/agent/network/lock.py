@@ -22,19 +22,21 @@ CRIU_MARK = 0xC114
 UNLOCK = nft.replacing(f"inet {TABLE}")
 
 
-def lock(netns_fd: int, addresses: Iterable[IpAddress], connections: Iterable[FourTuple] = ()) -> None:
+def lock(where: int | nft.Nft, addresses: Iterable[IpAddress], connections: Iterable[FourTuple] = ()) -> None:
     """Drop all TCP from and to `addresses` (those of the gang, old and new), and that of single `connections`.
+
+    `where`: a network namespace's descriptor, or a context that is open in it, for who has no time to lose.
 
     The namespace's own addresses may be among `addresses`: traffic over lo is held back by `connections` only. Those
     are, at a dump, the connections within the tree; at a restore also those to peers outside, which CRIU's refilled
     queues shall not reach. Done again it replaces the lock before, in one transaction. Raises StasisError.
     """
-    nft.run(netns_fd, UNLOCK + _table(set(addresses), set(connections)))
+    nft.run(where, UNLOCK + _table(set(addresses), set(connections)))
 
 
-def unlock(netns_fd: int) -> None:
+def unlock(where: int | nft.Nft) -> None:
     """Remove the lock; nothing happens where there is none. Raises StasisError."""
-    nft.run(netns_fd, UNLOCK)
+    nft.run(where, UNLOCK)
 
 
 def is_locked(netns_fd: int) -> bool:
