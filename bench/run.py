@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+import stasis
 from bench import gangs, report
 from bench.dense import Dense, Places
 from bench.finetune import Finetune
@@ -102,6 +104,7 @@ def run(wanted: Wanted, output: Path, console: Console) -> dict[str, Any]:
     def tell(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - started:6.0f} s[/]  {text}")
 
+    compileall.compile_dir(Path(stasis.__file__).parent, quiet=1)  # as an installed package is: agents start processes
     results = report.load(output)
     results["machine"] = report.machine()
     by_size: dict[str, dict[str, Any]] = {}
