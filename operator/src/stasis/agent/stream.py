@@ -61,7 +61,11 @@ class _Server:
         self._path = folder / socket_name
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._path))
+        short = os.open(folder, os.O_PATH | os.O_CLOEXEC)  # a socket's path has 107 bytes at most
+        try:
+            self._listener.bind(f"/proc/self/fd/{short}/{socket_name}")
+        finally:
+            os.close(short)
         os.chmod(self._path, 0o600)
         self._listener.listen(1)
         self._workers: list[threading.Thread] = []
