@@ -28,13 +28,14 @@ from stasis.core.messages import Message
 from stasis.core.plan import PLANS
 from stasis.core.records import Failure, Record
 from stasis.core.steps import Step
-from stasis.errors import StasisError
+from stasis.errors import Corrupt, Denied, Refused, StasisError, UsageError
 from stasis.store.media import Descriptor
 
 log = logging.getLogger(__name__)
 
 WAKE = (Step.UNLOCK_NETWORK, Step.THAW)  # they do not wait for a store that hangs
 STORED = "stored"  # kind of the entries that name a rank's manifest
+FINAL = (Refused, Corrupt, Denied, UsageError)  # another attempt of a restore would meet the same
 FIRST = {plan[0].step for plan in PLANS.values()}
 
 
@@ -198,7 +199,8 @@ class RankExecutor:
                 self._watch(worker, reply)
             end: m.StepDone | m.StepFailed = m.StepDone(token, result)
         except StasisError as error:
-            end = m.StepFailed(token, Failure.of(error, rank=self._rank, step=step, retryable=error.retryable))
+            again = not isinstance(error, FINAL)
+            end = m.StepFailed(token, Failure.of(error, rank=self._rank, step=step, retryable=again))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             end = m.StepFailed(token, Failure(type(error).__name__, text, rank=self._rank, step=step))
