@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fetch oras, which the benchmark pushes and pulls with as people do, from Debian trixie. Prints the program's path.
 . "$(dirname "$0")/lib.sh"
+command -v zstd >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends zstd >&2
 SUITE=trixie
 ORAS=$CACHE/oras-$SUITE-$(key "$0")
 
