@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,9 @@ class RestoreRank:
         lock.lock(self._netns, job.gang(), [c.ends for c in config.table()])
         nested.remake(self._pid1, config.cgroups, job.container_id)
         groups = [str(folder) for folder in set(self._groups())]
-        order = sorted(config.areas, key=lambda area: area != "upper")  # mount points of others may lie in the layer
-        return {area: self._lay_area(area, groups).as_dict() for area in order}
+        with ThreadPoolExecutor(max(1, len(config.areas)), thread_name_prefix="lay") as pool:
+            laid = pool.map(lambda area: self._lay_area(area, groups).as_dict(), config.areas)
+            return dict(zip(config.areas, laid, strict=True))
 
     def _translate(self) -> None:
         """Where a rank has another address than its processes know, the old one goes on to mean it."""
@@ -248,6 +250,8 @@ class RestoreRank:
         diag.destroy(self._netns, self._config.leaving())
         options.write(self._gate.sockets, self._config.options)  # timeouts and keepalives must not run while locked
         self._gate.poke()
+        if not self._root.alive():
+            raise RestoreFailed(f"the restored tree of rank {self.job.rank} is gone")
         return {}
 
     # From here on the restore is decided.
@@ -277,6 +281,7 @@ class RestoreRank:
         if there and self._laid.exists():
             remove(self._pid1, LaidList(self._laid))
         if self._netns is not None:
+            diag.forget_closed(self._netns, self.job.gang())  # or the same connections could not be restored again
             lock.unlock(self._netns)
             translate.untranslate(self._netns)
         if there:
