@@ -25,6 +25,7 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
 _REQUEST = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
 _ID = struct.Struct("!HH16s16s4s8s")  # ports, addresses, interface, cookie
 _NO_COOKIE = b"\xff" * 8
+_CLOSED = (State.FIN_WAIT1, State.FIN_WAIT2, State.TIME_WAIT, State.CLOSING, State.LAST_ACK)
 _REST = struct.Struct("=IIIII")  # expires, receive queue, send queue, uid, inode
 
 
@@ -58,6 +59,14 @@ def destroy(netns_fd: int, connections: Iterable[FourTuple]) -> int:
                 raise StasisError(f"connection {connection} cannot be closed: {os.strerror(number)}")
             destroyed += number == 0
     return destroyed
+
+
+def forget_closed(netns_fd: int, addresses: Collection[IpAddress]) -> int:
+    """Destroy what is left in the kernel of connections with a gang, and over lo, whose processes are gone: without it
+    they keep their ports, for a minute or until the peer answers. Returns how many there were. Raises StasisError."""
+    gang = set(addresses)
+    left = [s.ends for s in listed(netns_fd) if not s.inode and s.state in _CLOSED]
+    return destroy(netns_fd, (ends for ends in left if ends.remote in gang or ends.remote.is_loopback))
 
 
 def unsettled(netns_fd: int, addresses: Collection[IpAddress], listening: Collection[int]) -> list[Finding]:
