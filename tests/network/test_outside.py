@@ -41,6 +41,7 @@ print("udp", udp.getpeername()[1], flush=True)
 SILENT = """
 import socket, time
 a = socket.create_server(("::", 7000), family=socket.AF_INET6, dualstack_ipv6=True)
+print("listening", flush=True)
 held = [a.accept() for _ in range(3)]
 print("ready", flush=True)
 time.sleep(1000)
@@ -91,6 +92,8 @@ def test_only_what_is_named_is_destroyed(gang: Gang, outsider: Pod) -> None:
     pod = Pod(gang.switch, ADDRESSES)
     gang.pods.append(pod)
     server = subprocess.Popen(outsider.enter(sys.executable, "-c", SILENT), stdout=subprocess.PIPE)
+    assert server.stdout
+    assert server.stdout.readline() == b"listening\n"
     client = subprocess.Popen(pod.enter(sys.executable, "-c", CLIENT), stdout=subprocess.PIPE, text=True)
     try:
         assert client.stdout
