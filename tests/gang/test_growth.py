@@ -65,12 +65,12 @@ def grown(one: Lab, work: Callable[[int], str], warm: int, last: int) -> None:
 
 
 def test_a_hundred_checkpoints_leave_nothing_behind(lab: MakeLab) -> None:
-    one = lab(env={"BALLAST": str(16 << 20)})
+    one = lab(env={"BALLAST": str(16 << 20)}, pause=0.5)
     grown(one, lambda cycle: one.operator.checkpoint().op, 10, 100)
 
 
 def test_a_hundred_moves_leave_nothing_behind(lab: MakeLab) -> None:
-    one = lab()
+    one = lab(pause=0.5)  # this process keeps the logs, too
 
     def move(cycle: int) -> str:
         op = one.operator.suspend().op

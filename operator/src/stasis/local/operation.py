@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import threading
 import time
@@ -116,6 +118,8 @@ class LocalAgent:
         self.state.remove("operation", report.op)
         if report.outcome in (Outcome.ABORTED, Outcome.RESTORED, Outcome.BROKEN, Outcome.ABANDONED):
             self.records.forget(report.op)
+        with contextlib.suppress(AttributeError):  # a libc that keeps nothing
+            ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what threads of the operation have freed
 
     def member(self, spec: Spec, rank: int, bus: Bus, clock: BootClock) -> Runner:
         """One rank's member, from its journal on."""
