@@ -2,14 +2,13 @@
 
 Carries `suspend`, `checkpoint`, `restore` or `recover` out for a gang that somebody else owns, and kills itself with
 SIGKILL when the step or record POINT comes (`-`: never). POINT+SECONDS: its coordinator falls silent there, and it is
-killed that much later; POINT~SECONDS: it is killed that much later, in the midst of the work.
+killed that much later.
 """
 
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,14 +31,10 @@ def main() -> None:
     gang = SimpleNamespace(places=places, spec=spec, folder=Path(description["folder"]))
 
     def on_stage(what: str) -> None:
-        name, _, delay = point.replace("~", "+").partition("+")
-        if what != name:
-            return
-        if "~" in point:
-            threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
-            return
-        time.sleep(float(delay or 0))  # the members go on meanwhile
-        os.kill(os.getpid(), signal.SIGKILL)
+        name, _, delay = point.partition("+")
+        if what == name:
+            time.sleep(float(delay or 0))  # the members go on meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
 
     operator = LocalOperator(gang, description["where"], timing=Timing(**description["timing"]), on_stage=on_stage)
     try:

@@ -1,6 +1,7 @@
 """A restore that fails, or whose agent is killed, at any step. Before its record the placeholders are as they were;
 after it, the gang goes on. Never is half a gang running, and the checkpoint can be restored again."""
 
+import contextlib
 import json
 import os
 import signal
@@ -17,13 +18,20 @@ from stasis.errors import RestoreFailed
 pytestmark = [pytest.mark.root, pytest.mark.criu]
 
 MakeLab = Callable[..., Lab]
-UNDECIDED = ["lay", "lay~0.1", "restore", "restore~0.1", "restore~0.3", "release-network", "poke-network"]
-SOME = ["restore~0.1", "poke-network"]
-DECIDED = ["restored", "thaw~0.05", "rebuild"]
+UNDECIDED = ["lay", "in lay", "restore", "in restore", "release-network", "poke-network"]
+SOME = ["in restore", "poke-network"]
+DECIDED = ["restored", "thaw", "restore-devices", "rebuild"]
 
 
 def killed(one: Lab, verb: str, point: str) -> None:
-    agent = one.agent(verb, point)
+    """Kill the agent at a step or record, or as soon as it is seen to be in the midst of a step."""
+    agent = one.agent(verb, "-" if point.startswith("in ") else point)
+    if point == "in lay":
+        assert until(lambda: any(one.gang.folder.with_name("gang.state").glob("laid-*")))
+        agent.kill()
+    elif point == "in restore":
+        assert until(lambda: bool(restoring(one)))
+        agent.kill()
     text, _ = agent.communicate(timeout=100)
     assert agent.returncode == -signal.SIGKILL, text
 
@@ -61,7 +69,7 @@ def test_killed_before_the_record_the_placeholders_wait(lab: MakeLab, points: li
     one.finish()
 
 
-@pytest.mark.parametrize("point", [pytest.param("place", marks=pytest.mark.slow), "lay~0.1", "release-network"])
+@pytest.mark.parametrize("point", [pytest.param("place", marks=pytest.mark.slow), "in lay", "release-network"])
 def test_a_restarted_agent_tries_again(lab: MakeLab, point: str) -> None:
     one = lab()
     write_files(one)
@@ -101,16 +109,21 @@ def test_killed_after_the_record_training_goes_on(lab: MakeLab, point: str) -> N
     one.finish()
 
 
+def restoring(one: Lab) -> list[int]:
+    """The CRIUs in the gang's containers."""
+    found = []
+    for pid in (pid for rank in one.gang.places for pid in one.processes(rank)):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if b"/criu\0restore\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 def kill_criu(one: Lab) -> bool:
-    for rank in one.gang.places:
-        for pid in one.processes(rank):
-            try:
-                if b"/criu\0restore\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-                    return True
-            except OSError:
-                continue  # gone meanwhile
-    return False
+    for pid in (found := restoring(one)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(found)
 
 
 def test_a_killed_criu_is_tried_again_once(lab: MakeLab) -> None:
@@ -154,5 +167,5 @@ def test_a_placeholder_that_is_deleted_keeps_the_others_from_running(lab: MakeLa
 
 def test_every_step_is_killed_at() -> None:
     plan = [stage.step for stage in PLANS[Kind.RESTORE]]
-    named = {point.partition("~")[0] for point in UNDECIDED}
+    named = {point.removeprefix("in ") for point in UNDECIDED}
     assert named | {"place"} == set(plan[: VOTES[Kind.RESTORE] + 1])
