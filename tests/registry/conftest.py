@@ -83,6 +83,11 @@ class Registry:
         plain = digest.removeprefix("sha256:")
         return self.root / "docker/registry/v2/blobs/sha256" / plain[:2] / plain / "data"
 
+    def link(self, name: str, digest: str) -> Path:
+        """What makes a blob one of the repository's."""
+        folder = self.root / "docker/registry/v2/repositories" / name / "_layers/sha256"
+        return folder / digest.removeprefix("sha256:") / "link"
+
 
 @pytest.fixture
 def make_registry(tmp_path: Path) -> Iterator[Callable[..., Registry]]:

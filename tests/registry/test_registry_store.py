@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from stasis.errors import Corrupt, Denied, NoSpace, NotFound, ParentLost, StoreError, Unavailable
+from stasis.store import media
 from stasis.store.checkpoint import copy, forget, list_checkpoints, open_checkpoint, publish, remove, verify
 from stasis.store.connect import open_repository
 from stasis.store.credentials import Credentials
@@ -42,6 +44,10 @@ def store(repo: Repository, data: bytes, *, uid: str = "uid-1", parent: RankRead
         return writer.finish({"uid": uid})
     finally:
         writer.abort()
+
+
+def packs(repo: Repository, result: RankResult) -> list[str]:
+    return [blob.digest for blob in RankReader(repo, result.manifest).blobs if blob.media_type == media.PACK]
 
 
 def checkpoint(repo: Repository, data: bytes, tag: str, parent: RankReader | None = None) -> RankReader:
@@ -321,6 +327,28 @@ def test_a_full_registry_is_told_from_a_broken_one_and_can_be_repeated(
         if registry:
             registry.stop()
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_link_cut_short_by_a_full_disk_is_written_anew(registry: Any) -> None:
+    with open_repository(f"{registry.host}/ns/job", http=QUICK) as repo:
+        links = [registry.link("ns/job", digest) for digest in packs(repo, store(repo, noise(15, 3)))]
+        registry.stop()
+        for link in links:
+            os.truncate(link, 0)
+        registry.start()
+        checkpoint(repo, noise(15, 3), "one")
+        verify(f"{repo.reference}:one")
+
+
+def test_a_blob_cut_short_is_never_taken_for_whole(registry: Any) -> None:
+    with open_repository(f"{registry.host}/ns/job", http=QUICK) as repo:
+        stored = packs(repo, store(repo, noise(16, 3)))
+        registry.stop()
+        for digest in stored:
+            os.truncate(registry.blob(digest), 1000)
+        registry.start()
+        with pytest.raises(Corrupt, match=r"1000 bytes.*does not replace"):
+            checkpoint(repo, noise(16, 3), "one")
 
 
 def test_a_registry_that_refuses_deletion_gives_a_clear_error(make_registry: Callable[..., Any]) -> None:

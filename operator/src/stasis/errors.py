@@ -124,6 +124,7 @@ class Unavailable(StoreError):
     """The registry cannot be reached, or answers 429 or 5xx beyond the retries."""
 
     retryable = True
+    status = 0  # of HTTP; 0 where there was no answer
     retry_after = 0.0  # seconds that it asked for
 
 

@@ -218,6 +218,7 @@ class Client:
             return NoSpace(what, remedy="free space in the registry")
         if status == 429 or status >= 500 or status == 408:
             error = Unavailable(what)
+            error.status = status
             error.retry_after = _retry_after(response.headers.get("Retry-After", ""))
             return error
         return Refusal(what, status)

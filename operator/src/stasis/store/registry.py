@@ -22,6 +22,7 @@ from stasis.store.repository import PROBE, read, tail
 _AT_ONCE = 512 << 10  # a blob up to this size needs no PATCH
 _PATCH = 32 << 20  # bytes sent before the registry confirms
 _RESTARTS = 5  # uploads begun anew before one is given up
+_BREAKS = 3  # answers of 500 about one blob, after which it is uploaded
 _READ = 1 << 20
 _EMPTY = 3  # answers without the bytes that they announce, after which the blob counts as lost
 _TAGS_PAGE = 1000
@@ -58,17 +59,36 @@ class RegistryRepository:
 
     def stat(self, digest: str) -> int | None:
         try:
-            response = self._client.request("HEAD", f"{self._at}/blobs/{digest}")
+            return _length(self._client.request("HEAD", f"{self._at}/blobs/{digest}"))
         except NotFound:
             return None
-        length = response.headers.get("Content-Length", "")
-        return int(length) if length.isdigit() else None
 
     def push(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> bool:
-        if self.stat(descriptor.digest) == descriptor.size and self._holds(descriptor, buffers):
+        found = self._found(descriptor.digest)
+        if found == descriptor.size and self._holds(descriptor, buffers):
             return False
         self._upload(descriptor, buffers)
+        if found not in (None, descriptor.size) and self.stat(descriptor.digest) != descriptor.size:
+            raise Corrupt(
+                f"{descriptor.digest} in {self._reference} has {found} bytes, not {descriptor.size}, and the registry "
+                "does not replace it; delete that blob's file there, or collect its garbage"
+            )
         return True
+
+    def _found(self, digest: str) -> int | None:
+        """As `stat`; None also where the registry breaks over this very blob: docker-registry, its disk full in the
+        midst of writing a link, answers 500 for it until the link is written anew, as an upload does."""
+        retries, breaks = Retries(self._client.options), 0
+        while True:
+            try:
+                return _length(self._client.once("HEAD", f"{self._at}/blobs/{digest}"))
+            except NotFound:
+                return None
+            except StoreError as error:
+                breaks += isinstance(error, Unavailable) and error.status == 500
+                if breaks == _BREAKS:
+                    return None
+                retries.wait(error)
 
     def _holds(self, descriptor: Descriptor, buffers: Sequence[Buffer]) -> bool:
         """A range is read and compared: HEAD alone may come from a cache that outlived the blob (rule 32)."""
@@ -289,6 +309,11 @@ class _Upload:
                 out.append(view[max(start, 0) : end])
             start, end = start - len(view), end - len(view)
         return out
+
+
+def _length(response: Answer) -> int | None:
+    length = response.headers.get("Content-Length", "")
+    return int(length) if length.isdigit() else None
 
 
 def _confirmed(response: Answer, otherwise: int) -> int:
