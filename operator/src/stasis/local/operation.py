@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stasis.agent.executor import RankExecutor
 from stasis.agent.journal import BOOT_ID, FrozenTree, StateDir
 from stasis.agent.node import Node
+from stasis.agent.ports import BootClock, GuardianPort, JournalPort, RecordsPort, Runner
 from stasis.agent.reconcile import Standing, helper, kill, reconcile
 from stasis.agent.records import Records
 from stasis.agent.volume import write_word
@@ -27,7 +29,7 @@ from stasis.core.records import Failure, Record, Verdict, decision_key
 from stasis.core.steps import Step
 from stasis.errors import StasisError
 from stasis.local.agreement import agreement
-from stasis.local.ports import BootClock, Bus, GuardianPort, JournalPort, RankExecutor, RecordsPort, Runner
+from stasis.local.bus import Bus
 
 log = logging.getLogger(__name__)
 

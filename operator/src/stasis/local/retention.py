@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from stasis.agent.executor import STORED
 from stasis.core.records import Verdict, decision_key
 from stasis.errors import Corrupt, NotFound, StoreError
 from stasis.local.operation import LocalAgent
-from stasis.local.ports import STORED
 from stasis.store.checkpoint import Listed, forget, list_checkpoints, remove
 from stasis.store.connect import open_repository
 from stasis.store.http import HttpOptions
