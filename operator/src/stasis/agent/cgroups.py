@@ -41,6 +41,13 @@ def membership(pid: int | str) -> dict[str, str]:
     return groups
 
 
+def folders(pid: int) -> list[str]:
+    """The folders of the groups that the process is in, one of each hierarchy that is mounted."""
+    mounts = hierarchies()
+    groups = membership(pid).items()
+    return sorted({(mounts[name] + path).rstrip("/") for name, path in groups if name in mounts})
+
+
 def move(pid: int, group: str) -> None:
     """Put a process, all threads, into a group (a folder). ProcessLookupError: it is gone; OSError: not allowed."""
     fd = os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)

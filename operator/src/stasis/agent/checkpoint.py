@@ -1,8 +1,7 @@
-"""One rank's part in a checkpoint: the steps of the gang protocol, carried out on one container.
+"""One rank's part in a checkpoint.
 
-Each step is idempotent, runs in a thread of the agent's, and returns JSON. The tree is frozen from `freeze` to `thaw`
-or `release`; between them its pages may be held by reference. A guardian that somebody else has started watches over
-the freeze.
+The tree is frozen from `freeze` to `thaw` or `release`; between them its pages may be held by reference. A guardian
+that somebody else has started watches over the freeze.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from stasis.agent import attributes, cgroups, fingerprint, lookup, nested, proctree, scan
 from stasis.agent.capture import Captured, capture_tree
 from stasis.agent.files.volumes import open_files
-from stasis.agent.freezer import HIERARCHY, Freezer
-from stasis.agent.lookup import Root
+from stasis.agent.freezer import HIERARCHY
 from stasis.agent.needs import needs
 from stasis.agent.network import diag, lock, options
 from stasis.agent.network.nft import Nft
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
+from stasis.agent.rank import Args, Rank, Result
 from stasis.agent.reserve import Reservation
 from stasis.agent.storing import MEMORY, Storing
 from stasis.agent.volume import write_word
 from stasis.core.capacity import Amounts, Mode
 from stasis.core.rankconfig import RankConfig
 from stasis.core.steps import Step
-from stasis.errors import CheckpointFailed, Finding, Refused, UsageError
+from stasis.errors import CheckpointFailed, Finding, Refused
 from stasis.store.media import Descriptor
 from stasis.store.reference import Reference
 
@@ -39,8 +38,8 @@ SETTLE_SECONDS = 0.05
 DUMP_SECONDS = 600.0
 
 
-class CheckpointRank:
-    """The state of one rank in one checkpoint. `run(step, args)` carries a step out."""
+class CheckpointRank(Rank):
+    """The state of one rank in one checkpoint."""
 
     def __init__(
         self,
@@ -49,70 +48,35 @@ class CheckpointRank:
         announce: Callable[[Descriptor], None] = lambda manifest: None,
     ) -> None:
         """`announce` is told the rank's manifest before it is in the store."""
-        self.node = node
+        super().__init__(
+            node,
+            {
+                Step.PREPARE: self._prepare,
+                Step.FREEZE: self._freeze,
+                Step.DRAIN: self._drain,
+                Step.LOCK_NETWORK: self._lock_network,
+                Step.CAPTURE: self._capture,
+                Step.UNLOCK_NETWORK: self._unlock_network,
+                Step.THAW: self._thaw,
+                Step.STORE: self._store,
+                Step.RELEASE: self._release,
+                Step.CONTINUE: self._continue,
+            },
+        )
         self._progress = progress
         self._announce = announce
-        self._job: Job | None = None
         self._captured: Captured | None = None
         self._sockets: TcpSockets | None = None
         self._options: options.Options = {}
         self._gathered: list[dict[str, Any]] = []  # groups that gathering takes the tree out of
-        self._netns: int | None = None
         self._nft: Nft | None = None  # open before the freeze, closed after the thaw
-        self._freezer: Freezer | None = None
         self._reservation: Reservation | None = None
         self._storing: Storing | None = None
         self._manifest: dict[str, Any] | None = None
-        self._timings: dict[str, float] = {}
-        self._criu = node.criu()
-        self._steps: dict[Step, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            Step.PREPARE: self._prepare,
-            Step.FREEZE: self._freeze,
-            Step.DRAIN: self._drain,
-            Step.LOCK_NETWORK: self._lock_network,
-            Step.CAPTURE: self._capture,
-            Step.UNLOCK_NETWORK: self._unlock_network,
-            Step.THAW: self._thaw,
-            Step.STORE: self._store,
-            Step.RELEASE: self._release,
-            Step.CONTINUE: self._continue,
-        }
-
-    def recover(self, args: Mapping[str, Any]) -> None:
-        """After a restart of the agent: find again what an earlier one worked on, so that it can be undone."""
-        self._job = Job.from_args(args)
-        with contextlib.suppress(ProcessLookupError):
-            self._find()
-
-    def run(self, step: Step, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry a step out; steps of collectives and devices have nothing to do for a job without them. With what it
-        returns goes when it `began` and `ended` (seconds of CLOCK_BOOTTIME)."""
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        work = self._steps.get(step)
-        result = work(args) if work else {}
-        ended = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._timings[step] = ended - began
-        return {**result, "began": began, "ended": ended}
-
-    def give_up(self) -> None:
-        """Make a step that is under way in another thread fail."""
-        self._criu.kill()
-
-    @property
-    def job(self) -> Job:
-        if self._job is None:
-            raise UsageError("a step before the first one")
-        return self._job
-
-    @property
-    def tree(self) -> tuple[int, Root, Freezer]:
-        """PID 1 of the container, the keeper, the tree's freezer. Known once the first step is done."""
-        assert self._freezer is not None
-        return self._pid1, self._root, self._freezer
 
     # Before the freeze.
 
-    def _prepare(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _prepare(self, args: Args) -> Result:
         job = self._job = Job.from_args(args)
         try:
             self._find()
@@ -145,11 +109,8 @@ class CheckpointRank:
         ]
 
     def _find(self) -> None:
-        self._pid1 = lookup.find_pid1(self.job.container_id)
+        super()._find()
         self._root = lookup.find_root(self._pid1)
-        self._freezer = Freezer.of(self._pid1, container_id=self.job.container_id)
-        if self._netns is None:
-            self._netns = os.open(f"/proc/{self._pid1}/ns/net", os.O_RDONLY)
 
     def _reserve(self, size: int) -> None:
         """Room for the capture, and where the pages go; memory is faulted in before anything is frozen."""
@@ -164,7 +125,7 @@ class CheckpointRank:
 
     # Frozen.
 
-    def _freeze(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _freeze(self, args: Args) -> Result:
         _, root, freezer = self.tree
         stopped = {pid for pid in freezer.gather(root.pid) if proctree.state(pid, pid) == "T"}
         pids = freezer.freeze()
@@ -189,7 +150,7 @@ class CheckpointRank:
             self._sockets.close()
             self._sockets = None
 
-    def _drain(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _drain(self, args: Args) -> Result:
         """Until nothing is in flight, and no connection is in a state that no image can hold: those settle when the
         tree runs on for a moment."""
         assert self._netns is not None
@@ -207,13 +168,13 @@ class CheckpointRank:
             self._pids = freezer.freeze()
         raise Refused(findings)
 
-    def _lock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _lock_network(self, args: Args) -> Result:
         assert self._sockets is not None
         assert self._nft is not None
         lock.lock(self._nft, self.job.gang(), self._sockets.within(self.job.old(str(self.job.rank))))
         return {"in_flight": sum(s.in_flight for s in self._sockets.connected(self.job.gang()))}
 
-    def _capture(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _capture(self, args: Args) -> Result:
         if self._captured is None:
             assert self._reservation is not None
             pid1, root, freezer = self.tree
@@ -239,12 +200,12 @@ class CheckpointRank:
             "bound": sorted({str(b.address) for b in self._captured.bound}),
         }
 
-    def _unlock_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _unlock_network(self, args: Args) -> Result:
         if self._netns is not None:
             lock.unlock(self._nft or self._netns)
         return {}
 
-    def _thaw(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _thaw(self, args: Args) -> Result:
         self._let_go_of_sockets()
         if self._freezer is not None:
             with contextlib.suppress(OSError):
@@ -255,7 +216,7 @@ class CheckpointRank:
 
     # Durable.
 
-    def _store(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _store(self, args: Args) -> Result:
         if self._manifest is None:
             captured, storing = self._captured, self._storing
             assert captured is not None
@@ -265,7 +226,7 @@ class CheckpointRank:
             self._captured = None
         return self._manifest
 
-    def _config(self, captured: Captured, args: Mapping[str, Any]) -> RankConfig:
+    def _config(self, captured: Captured, args: Args) -> RankConfig:
         job = self.job
         return RankConfig(
             uid=job.uid,
@@ -295,7 +256,7 @@ class CheckpointRank:
 
     # After the decision.
 
-    def _release(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _release(self, args: Args) -> Result:
         if self._freezer is not None:  # None: the container is gone already
             write_word(self._pid1, "word", "released")
             self._let_go_of_sockets()  # descriptors of ours would keep connections alive
@@ -304,7 +265,7 @@ class CheckpointRank:
         self._close()
         return {}
 
-    def _continue(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _continue(self, args: Args) -> Result:
         """Forget what was captured; give the processes back to their groups."""
         if self._freezer is not None:
             self._freezer.remove()
@@ -327,8 +288,4 @@ class CheckpointRank:
         if self._nft is not None:
             self._nft.close()
             self._nft = None
-        if self._netns is not None:
-            os.close(self._netns)
-            self._netns = None
-        if self._freezer is not None:
-            self._freezer.close()
+        super()._close()

@@ -191,6 +191,5 @@ def explain(log: str, code: int) -> str:
 
 def container_cgroups(pid1: int, freezer: Path) -> list[Path]:
     """The folders that a restored tree is born in: its container's in every hierarchy, `freezer` below one of them."""
-    mounts = cgroups.hierarchies()
-    folders = {Path(mounts[name] + path) for name, path in cgroups.membership(pid1).items() if name in mounts}
+    folders = map(Path, cgroups.folders(pid1))
     return sorted(freezer if folder == freezer.parent else folder for folder in folders)

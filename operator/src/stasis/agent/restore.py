@@ -1,4 +1,4 @@
-"""One rank's part in a restore: the steps of the gang protocol, carried out on one placeholder.
+"""One rank's part in a restore, in its placeholder.
 
 Nothing of the checkpoint runs before `thaw`: until then every task is stopped and frozen and the network locked, and
 `tear-down` leaves the placeholder as it was.
@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,84 +21,56 @@ from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
 from stasis.agent.files.volumes import volume_points
 from stasis.agent.files.worker import lay_in_child
-from stasis.agent.freezer import HIERARCHY, Freezer
+from stasis.agent.freezer import HIERARCHY
 from stasis.agent.launch import raise_last_pid
 from stasis.agent.names import hostname, set_hostname
 from stasis.agent.network import diag, lock, options, translate
 from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
+from stasis.agent.rank import Args, Rank, Result
 from stasis.agent.reader.client import Reader
 from stasis.agent.volume import write_word
 from stasis.core.rankconfig import AREA_PREFIX
 from stasis.core.steps import Step
-from stasis.errors import RestoreFailed, UsageError
+from stasis.errors import RestoreFailed
 
 RESTORE_SECONDS = 600.0
 
 
-class RestoreRank:
-    """The state of one rank in one attempt to restore. `run(step, args)` carries a step out."""
+class RestoreRank(Rank):
+    """The state of one rank in one attempt to restore."""
 
     def __init__(self, node: Node) -> None:
-        self.node = node
-        self._job: Job | None = None
+        super().__init__(
+            node,
+            {
+                Step.PLACE: self._place,
+                Step.LAY: self._lay,
+                Step.RESTORE: self._restore,
+                Step.RELEASE_NETWORK: self._release_network,
+                Step.POKE_NETWORK: self._poke_network,
+                Step.THAW: self._thaw,
+                Step.TEAR_DOWN: self._tear_down,
+            },
+        )
         self._reader: Reader | None = None
         self._gate: Gate | None = None
-        self._netns: int | None = None
-        self._freezer: Freezer | None = None
         self._noted: dict[str, Any] = {}
-        self._criu = node.criu()
-        self.timings: dict[str, float] = {}
-        self._steps: dict[Step, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            Step.PLACE: self._place,
-            Step.LAY: self._lay,
-            Step.RESTORE: self._restore,
-            Step.RELEASE_NETWORK: self._release_network,
-            Step.POKE_NETWORK: self._poke_network,
-            Step.THAW: self._thaw,
-            Step.TEAR_DOWN: self._tear_down,
-        }
 
-    def recover(self, args: Mapping[str, Any]) -> None:
-        """After a restart of the agent: find again what an earlier one worked on, so that it can be undone or, once it
-        is decided, thawed."""
-        self._job = Job.from_args(args)
-        with contextlib.suppress(ProcessLookupError):
-            self._find()
+    def recover(self, args: Args) -> None:
+        super().recover(args)
         with contextlib.suppress(FileNotFoundError):
             self._noted = json.loads(self._notes.read_text())
 
-    def run(self, step: Step, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry a step out; steps of collectives and devices have nothing to do for a job without them."""
-        started = time.monotonic()
-        try:
-            work = self._steps.get(step)
-            return work(args) if work else {}
-        finally:
-            self.timings[step] = time.monotonic() - started
-
     def give_up(self) -> None:
-        """Make a step that is under way in another thread fail."""
-        self._criu.kill()
+        super().give_up()
         if (reader := self._reader) is not None:
             reader.kill()
 
-    @property
-    def job(self) -> Job:
-        if self._job is None:
-            raise UsageError("a step before the first one")
-        return self._job
-
-    @property
-    def tree(self) -> tuple[int, lookup.Root, Freezer]:
-        """PID 1 of the container, the restored keeper, the tree's freezer."""
-        assert self._freezer is not None
-        return self._pid1, self._root, self._freezer
-
     # Nothing is changed yet.
 
-    def _place(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _place(self, args: Args) -> Result:
         job = self._job = Job.from_args(args)
         try:
             self._find()
@@ -129,12 +99,6 @@ class RestoreRank:
             raise RestoreFailed("the checkpoint is not being read")
         return self._reader
 
-    def _find(self) -> None:
-        self._pid1 = lookup.find_pid1(self.job.container_id)
-        self._freezer = Freezer.of(self._pid1, container_id=self.job.container_id)
-        if self._netns is None:
-            self._netns = os.open(f"/proc/{self._pid1}/ns/net", os.O_RDONLY)
-
     # From here on `tear-down` has something to do.
 
     @property
@@ -152,7 +116,7 @@ class RestoreRank:
         new.write_text(json.dumps(self._noted))
         new.replace(self._notes)
 
-    def _lay(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _lay(self, args: Args) -> Result:
         config, job = self._config, self.job
         assert self._netns is not None
         write_word(self._pid1, "state", "restoring")
@@ -161,7 +125,7 @@ class RestoreRank:
         self._translate()
         lock.lock(self._netns, job.gang(), [c.ends for c in config.table()])
         nested.remake(self._pid1, config.cgroups, job.container_id)
-        groups = [str(folder) for folder in set(self._groups())]
+        groups = cgroups.folders(self._pid1)
         with ThreadPoolExecutor(max(1, len(config.areas)), thread_name_prefix="lay") as pool:
             laid = pool.map(lambda area: self._lay_area(area, groups).as_dict(), config.areas)
             return dict(zip(config.areas, laid, strict=True))
@@ -174,11 +138,6 @@ class RestoreRank:
         own = ranks.pop(self.job.rank)
         peers = {old: now for places in ranks.values() for old, now in places.items()}
         translate.translate(self._netns, own, peers, [c.ends for c in self._config.table()], self._images.bound)
-
-    def _groups(self) -> list[Path]:
-        mounts = cgroups.hierarchies()
-        membership = cgroups.membership(self._pid1)
-        return [Path(mounts[name] + path) for name, path in membership.items() if name in mounts]
 
     def _lay_area(self, area: str, groups: list[str]) -> Any:
         read, write = os.pipe()
@@ -193,7 +152,7 @@ class RestoreRank:
             os.close(read)
             feeding.wait()
 
-    def _restore(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _restore(self, args: Args) -> Result:
         config, pid1 = self._config, self._pid1
         assert self._freezer is not None
         self._freezer.create()
@@ -239,12 +198,12 @@ class RestoreRank:
         assert self._netns is not None
         self._gate = Gate(pids, self._netns)
 
-    def _release_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _release_network(self, args: Args) -> Result:
         assert self._gate is not None
         self._gate.unlock()
         return {}
 
-    def _poke_network(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _poke_network(self, args: Args) -> Result:
         assert self._gate is not None
         assert self._netns is not None
         diag.destroy(self._netns, self._config.leaving())
@@ -256,7 +215,7 @@ class RestoreRank:
 
     # From here on the restore is decided.
 
-    def _thaw(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _thaw(self, args: Args) -> Result:
         assert self._freezer is not None
         if self._gate is not None:
             self._gate.close()
@@ -269,7 +228,7 @@ class RestoreRank:
         self._close()
         return {}
 
-    def _tear_down(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _tear_down(self, args: Args) -> Result:
         """Kill what was restored, remove what was laid. The placeholder waits on, unless it is gone."""
         there = self._freezer is not None and not proctree.dead(self._pid1)
         if self._gate is not None:
@@ -295,11 +254,7 @@ class RestoreRank:
         if self._job is not None:
             self._laid.unlink(missing_ok=True)
             self._notes.unlink(missing_ok=True)
-        if self._netns is not None:
-            os.close(self._netns)
-            self._netns = None
-        if self._freezer is not None:
-            self._freezer.close()
+        super()._close()
         if self._reader is not None:
             self._reader.close()
             self._reader = None
