@@ -20,6 +20,7 @@ from stasis.agent.reconcile import Standing, helper, kill, reconcile
 from stasis.agent.records import Records
 from stasis.agent.volume import write_word
 from stasis.core import machine as m
+from stasis.core.agreement import agreement
 from stasis.core.driver import CoordinatorDriver, MemberDriver
 from stasis.core.gang import Coordinator
 from stasis.core.member import Member
@@ -28,7 +29,6 @@ from stasis.core.plan import Kind, Outcome, Spec
 from stasis.core.records import Failure, Record, Verdict, decision_key
 from stasis.core.steps import Step
 from stasis.errors import StasisError
-from stasis.local.agreement import agreement
 from stasis.local.bus import Bus
 
 log = logging.getLogger(__name__)
