@@ -24,6 +24,7 @@ from urllib3.exceptions import HTTPError, SSLError
 from stasis.errors import Denied, NoSpace, NotFound, StoreError, Unavailable
 from stasis.store.credentials import Credentials
 from stasis.store.media import Buffer
+from stasis.store.trust import tls_context
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 _CHALLENGE = re.compile(r'([A-Za-z_]+)="([^"]*)"')
@@ -84,7 +85,7 @@ class Client:
         self._plain = plain
         address = "registry-1.docker.io" if host == "docker.io" else host
         self.base = f"{'http' if plain else 'https'}://{address}"
-        self._pool = _pool(self.base, options)
+        self._pool = _pool(self.base, options, tls_context(host))
         self._lock = threading.Lock()
         self._tokens: dict[str, str] = {}  # action -> Authorization
 
@@ -235,11 +236,10 @@ class Refusal(StoreError):
         self.status = status
 
 
-def _pool(base: str, options: HttpOptions) -> urllib3.PoolManager:
+def _pool(base: str, options: HttpOptions, tls: ssl.SSLContext) -> urllib3.PoolManager:
     timeout = urllib3.Timeout(connect=options.connect_timeout, read=options.read_timeout)
     scheme, host = urlsplit(base).scheme, urlsplit(base).hostname or ""
     proxy = urllib.request.getproxies().get(scheme)
-    tls = ssl.create_default_context()  # here, not with the first connection: whoever connects may not read the files
     if proxy and not urllib.request.proxy_bypass(host) and not _LOOPBACK.fullmatch(host):
         return urllib3.ProxyManager(proxy, maxsize=16, timeout=timeout, ssl_context=tls)
     return urllib3.PoolManager(maxsize=16, timeout=timeout, ssl_context=tls)
