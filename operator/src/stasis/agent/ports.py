@@ -1,4 +1,4 @@
-"""The gang protocol's ports on a node: threads, a folder of records, guardians as processes.
+"""The gang protocol's ports on a node: journals, guardians as processes.
 
 The machines and their driver are those that the simulation runs; here is only what carries their effects out.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,73 +16,11 @@ from stasis.agent.checkpoint import CheckpointRank
 from stasis.agent.executor import RankExecutor
 from stasis.agent.guardian import Guardian
 from stasis.agent.journal import Fate, FrozenTree, StateDir
-from stasis.agent.records import Records as RecordsFolder
 from stasis.core import machine as m
-from stasis.core.driver import Driver, Reply
-from stasis.core.records import Record
+from stasis.core.driver import Reply
 from stasis.errors import StasisError
 
 log = logging.getLogger(__name__)
-
-
-class BootClock:
-    def now(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class Runner:
-    """A thread that pumps one driver whenever something was posted or is due; `close` is called at its end."""
-
-    def __init__(
-        self,
-        make: Callable[[Callable[[], None]], Driver],
-        clock: BootClock,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._clock = clock
-        self._close = close
-        self._bell = threading.Event()
-        self._stopped = False
-        self.failure: BaseException | None = None
-        self.driver = make(self._bell.set)
-        self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped:
-                self._bell.clear()
-                due = self.driver.pump()
-                self._bell.wait(None if due is None else max(0.0, due - self._clock.now()))
-        except BaseException as error:
-            self.failure = error
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._bell.set()
-        self._thread.join()
-        self._close()
-
-
-class RecordsPort:
-    """The folder of records; a disk that fails answers RecordsDown."""
-
-    def __init__(self, folder: RecordsFolder) -> None:
-        self._folder = folder
-
-    def create(self, key: str, record: Record, reply: Reply) -> None:
-        self._answer(key, lambda: self._folder.create(key, record), reply)
-
-    def read(self, key: str, reply: Reply) -> None:
-        self._answer(key, lambda: self._folder.read(key), reply)
-
-    def _answer(self, key: str, work: Callable[[], Record | None], reply: Reply) -> None:
-        try:
-            reply(m.RecordIs(key, work()))
-        except (OSError, StasisError):
-            reply(m.RecordsDown(key))
 
 
 class JournalPort:

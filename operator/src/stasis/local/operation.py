@@ -15,9 +15,10 @@ from typing import Any
 from stasis.agent.executor import RankExecutor
 from stasis.agent.journal import BOOT_ID, FrozenTree, StateDir
 from stasis.agent.node import Node
-from stasis.agent.ports import BootClock, GuardianPort, JournalPort, RecordsPort, Runner
+from stasis.agent.ports import GuardianPort, JournalPort
 from stasis.agent.reconcile import Standing, helper, kill, reconcile
 from stasis.agent.records import Records
+from stasis.agent.runner import BootClock, RecordsPort, Runner
 from stasis.agent.volume import write_word
 from stasis.core import machine as m
 from stasis.core.agreement import agreement
