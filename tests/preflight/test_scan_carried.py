@@ -109,7 +109,9 @@ def test_a_frozen_tree_is_read_as_well(pod: Callable[[str], Pod]) -> None:
             assert [str(finding) for finding in scan(container.pid1, container.root, frozen=True)] == []
         finally:
             freezer.thaw()
-    assert container.finish() == 0
+            status = container.finish()
+            freezer.remove()
+    assert status == 0
 
 
 def test_what_passes_by_is_no_finding(pod: Callable[[str], Pod]) -> None:
