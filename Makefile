@@ -30,6 +30,10 @@ format: ## format the Python code
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
+.PHONY: crds
+crds: ## the CustomResourceDefinitions, from the types
+	$(RUN) -m stasis.api.generate .
+
 .PHONY: test
 test: lint ## everything once, as CI runs it; T=PATH for one area
 	$(RUN) -m pytest -q -m 'not slow' $(or $(T),tests)

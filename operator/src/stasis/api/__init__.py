@@ -1,0 +1,1 @@
+"""The Kubernetes API of Stasis: names, types, and the CustomResourceDefinitions made from them."""
