@@ -40,13 +40,13 @@ class JournalPort:
 class GuardianPort:
     """The guardian of one rank's freeze."""
 
-    def __init__(self, state: StateDir, executor: RankExecutor, records: Path, rank: int) -> None:
+    def __init__(self, state: StateDir, executor: RankExecutor, records: Path, op: str, rank: int) -> None:
         self._state = state
         self._executor = executor
         self._records = records
         self._rank = rank
-        frozen = (tree for tree in state.trees() if isinstance(tree, FrozenTree) and tree.rank == rank)
-        self._guardian = next((Guardian(state, tree) for tree in frozen), None)  # of an agent before this one
+        tree = state.read_tree(f"{op}.{rank}")
+        self._guardian = Guardian(state, tree) if isinstance(tree, FrozenTree) else None  # of an agent before this one
 
     def arm(self, op: str, deadline: float, poll: float, reply: Reply) -> None:
         threading.Thread(target=self._arm, args=(op, deadline, reply), name=f"guardian-{self._rank}").start()

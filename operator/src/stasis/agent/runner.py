@@ -19,16 +19,19 @@ class BootClock:
 
 
 class Runner:
-    """A thread that pumps one driver whenever something was posted or is due; `close` is called at its end."""
+    """A thread that pumps one driver whenever something was posted or is due; `close` is called when it is stopped,
+    `failed` where the driver ends by an error."""
 
     def __init__(
         self,
         make: Callable[[Callable[[], None]], Driver],
         clock: BootClock,
         close: Callable[[], None] = lambda: None,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._clock = clock
         self._close = close
+        self._failed = failed
         self._bell = threading.Event()
         self._stopped = False
         self.failure: BaseException | None = None
@@ -46,6 +49,7 @@ class Runner:
                 self._bell.wait(None if due is None else max(0.0, due - self._clock.now()))
         except BaseException as error:
             self.failure = error
+            self._failed(error)
 
     def stop(self) -> None:
         self._stopped = True

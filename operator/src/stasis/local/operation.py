@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,27 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stasis.agent.executor import RankExecutor
-from stasis.agent.journal import BOOT_ID, FrozenTree, StateDir
-from stasis.agent.node import Node
-from stasis.agent.ports import GuardianPort, JournalPort
-from stasis.agent.reconcile import Standing, helper, kill, reconcile
-from stasis.agent.records import Records
+from stasis.agent.agent import Agent, trim
 from stasis.agent.runner import BootClock, RecordsPort, Runner
-from stasis.agent.volume import write_word
 from stasis.core import machine as m
 from stasis.core.agreement import agreement
-from stasis.core.driver import CoordinatorDriver, MemberDriver
+from stasis.core.driver import CoordinatorDriver
 from stasis.core.gang import Coordinator
-from stasis.core.member import Member
 from stasis.core.messages import member_address
 from stasis.core.plan import Kind, Outcome, Spec
 from stasis.core.records import Failure, Record, Verdict, decision_key
 from stasis.core.steps import Step
 from stasis.errors import StasisError
 from stasis.local.bus import Bus
-
-log = logging.getLogger(__name__)
 
 OnStage = Callable[[str], None]  # told each step that begins and each record that is written
 
@@ -55,7 +43,7 @@ class Report:
         return self.outcome in (Outcome.RELEASED, Outcome.CONTINUED, Outcome.RESTORED)
 
 
-class LocalAgent:
+class LocalAgent(Agent):
     """The agent and the coordinator of one gang's operations. `state` is theirs alone and outlives them.
 
     `status(rank)` tells how a rank's container ended, None while it runs.
@@ -68,15 +56,9 @@ class LocalAgent:
         status: Callable[[int], int | None] = lambda rank: None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.state = StateDir(state)
-        self.node = Node(state, journal=lambda pid: helper(self.state, pid))
-        self.records = Records(state / "records")
+        super().__init__(state)
         self._status = status
         self._progress = progress
-
-    def close(self) -> None:
-        self.node.close()
-        self.state.close()
 
     def next_serial(self) -> int:
         """Of the next operation; grows for ever."""
@@ -94,7 +76,7 @@ class LocalAgent:
 
     def run(self, spec: Spec, on_stage: OnStage = lambda what: None) -> Report:
         """Run an operation to its end. It is journaled first, and `unfinished` until the caller has done what its end
-        asks for, and calls `forget`."""
+        asks for, and calls `settle`."""
         self.state.write("operation", spec.op, spec.to_dict())
         return _Run(self, spec, on_stage).run()
 
@@ -106,54 +88,26 @@ class LocalAgent:
                 specs.append(Spec.from_dict(data))
         return sorted(specs, key=lambda spec: spec.serial)
 
-    def take_over(self) -> None:
-        """What an agent before this one froze is watched again, or let go; its helpers are ended."""
-        for found in reconcile(self.state, _release):
-            if found.standing is Standing.BROKEN:
-                log.warning("%s: %s", found.name, found.cause)
-
-    def forget(self, report: Report) -> None:
-        """An ended operation: its journal entries, and its records unless it made a checkpoint."""
-        for kind in ("job", "member"):
-            for name in self.state.names(kind):
-                if name.startswith(f"{report.op}."):
-                    self.state.remove(kind, name)
+    def settle(self, report: Report) -> None:
+        """Forget an ended operation, and its records unless it made a checkpoint."""
+        self.forget(report.op)
         self.state.remove("operation", report.op)
         if report.outcome in (Outcome.ABORTED, Outcome.RESTORED, Outcome.BROKEN, Outcome.ABANDONED):
             self.records.forget(report.op)
-        with contextlib.suppress(AttributeError):  # a libc that keeps nothing
-            ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what threads of the operation have freed
+        trim()
 
-    def member(self, spec: Spec, rank: int, bus: Bus, clock: BootClock) -> Runner:
-        """One rank's member, from its journal on."""
+    def rank(self, spec: Spec, rank: int, bus: Bus, clock: BootClock) -> Runner:
+        """One rank's member, on the bus."""
 
         def progress(count: int) -> None:
             if self._progress:
                 self._progress(rank, count)
 
-        executor = RankExecutor(self.node, self.state, rank, status=lambda: self._status(rank), progress=progress)
-        runner = Runner(
-            lambda wake: MemberDriver(
-                Member(rank),
-                boot=BOOT_ID.read_text().strip(),
-                clock=clock,
-                transport=bus,
-                records=RecordsPort(self.records),
-                executor=executor,
-                guardian=GuardianPort(self.state, executor, self.state.path / "records", rank),
-                journal=JournalPort(self.state, f"{spec.op}.{rank}"),
-                wake=wake,
-            ),
-            clock,
-            executor.close,
+        runner = self.member(
+            spec.op, rank, clock=clock, transport=bus, status=lambda: self._status(rank), progress=progress
         )
         bus.drivers[member_address(spec.op, rank)] = runner.driver
         return runner
-
-
-def _release(tree: FrozenTree) -> None:
-    write_word(tree.pid1, "word", "released")
-    kill(tree)
 
 
 class _Run:
@@ -169,7 +123,7 @@ class _Run:
 
     def run(self) -> Report:
         spec, clock, bus = self._spec, BootClock(), Bus()
-        runners = [self._agent.member(spec, rank, bus, clock) for rank in spec.ranks]
+        runners = [self._agent.rank(spec, rank, bus, clock) for rank in spec.ranks]
         coordinator = Coordinator(spec, self._agent.next_epoch(), agreement(spec))
         leader = Runner(
             lambda wake: CoordinatorDriver(

@@ -104,7 +104,7 @@ class LocalOperator:
         report = self.agent.run(spec, self._on_stage)
         if report.succeeded and report.commit is not None:
             self._publish(report.commit)
-        self.agent.forget(report)
+        self.agent.settle(report)
         retention.forget_aborted(self.agent)
         return report
 
