@@ -41,6 +41,14 @@ class Agent:
     def arm(self) -> None:
         self.guardian = Guardian.start(self.state, self.tree)
 
+    def rearm(self) -> str:
+        """For ten minutes from now."""
+        return str(self.guardian.rearm(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 600 * 10**9))
+
+    def hurry(self) -> None:
+        """For two seconds from now."""
+        self.guardian.rearm(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 2 * 10**9)
+
     def freeze(self) -> None:
         self.freezer.gather(self.root)
         self.freezer.freeze()

@@ -138,6 +138,43 @@ def test_deadline_is_of_boottime(bench: Bench, tmp_path: Path) -> None:
     assert bench.state.fate("8a5e.0") is None
 
 
+def test_standing_by_it_is_told_the_deadline_of_the_freeze(bench: Bench) -> None:
+    """By word of mouth: nothing is started or written between the preparation and the freeze."""
+    agent = bench.agent("arm", seconds=3.0)
+    before = bench.guardians()
+    assert bench.tell(agent, "rearm") == "False"
+    assert bench.tell(agent, "freeze") == "done"
+    assert bench.guardians() == before
+    assert wait(lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) > deadline(bench))  # of the preparation
+    time.sleep(0.6)
+    assert bench.frozen()
+    assert bench.tell(agent, "hurry") == "done"
+    agent.send_signal(signal.SIGSTOP)
+    assert wait(bench.free)
+    assert bench.state.fate("8a5e.0") is Fate.FIRED
+
+
+def test_standing_by_too_long_it_owns_no_freeze(bench: Bench) -> None:
+    agent = bench.agent("arm", seconds=0.5)
+    assert wait(lambda: bench.state.fate("8a5e.0") is Fate.FIRED)
+    assert "too late" in bench.tell(agent, "rearm")
+    assert bench.box.runs()
+    bench.kill(agent)
+    assert wait(lambda: bench.guardians() == [])
+
+
+def test_killed_while_it_stands_by_it_is_replaced(bench: Bench) -> None:
+    agent = bench.agent("arm", seconds=2.0)
+    kill_guardian(bench)
+    assert bench.tell(agent, "rearm") == "True"
+    assert bench.tell(agent, "freeze") == "done"
+    assert wait(lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) > deadline(bench))
+    time.sleep(0.6)
+    assert bench.frozen()
+    bench.kill(agent)
+    assert wait(bench.free)
+
+
 def test_guardian_killed_is_noticed_and_replaced(bench: Bench) -> None:
     agent = bench.agent("arm", "freeze", "lock")
     first = kill_guardian(bench)

@@ -184,7 +184,17 @@ class Unguarded(Member):
     """Freezes without a guardian."""
 
     def _arm(self) -> None:
-        self._guarded(m.GuardianUp())
+        self._guarded(m.GuardianUp(self.deadline))
+
+
+class GuardedByHabit(Member):
+    """Freezes while its guardian still holds the deadline of the preparation."""
+
+    def _arm(self) -> None:
+        if self._armed:
+            self._guarded(m.GuardianUp(self.deadline))
+        else:
+            super()._arm()
 
 
 class Disloyal(Member):
@@ -272,6 +282,7 @@ MUTANTS = (
     _mutant("thawed in time", member=Waits, guardian=Sleeps),
     _mutant("thawed as recorded", member=Deaf, guardian=DoesNotRead),
     _mutant("guarded", member=Unguarded),
+    _mutant("guarded", member=GuardedByHabit),
     _mutant("one leader", member=Disloyal),
     _mutant("clean placeholder", coordinator=DoesNotTearDown, member=RestoresOver),
     _mutant("no network lock", "forgets the network", member=forgetting(Step.UNLOCK_NETWORK)),

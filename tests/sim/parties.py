@@ -129,6 +129,7 @@ class Agent(Process):
     def __init__(self, sim: Simulation, seat: Seat) -> None:
         super().__init__(sim, f"agent {seat.name}", seat)
         self.guardian: GuardianProcess | None = sim.guardians.get(seat.name)
+        self._deadline = 0.0  # that the guardian is to hold
         self._running: tuple[Step, int] | None = None
         self._hung = False
         self.member = sim.plants.member(seat.rank)
@@ -238,21 +239,41 @@ class Agent(Process):
         self.burn()
         self.seat.fates.setdefault(op, "")
         self.seat.guarded_op = op
-        if self.guardian is not None and self.guardian.alive and self.guardian.op == op:
-            self.sim.at(0.01, self.post, m.GuardianUp())
+        self._deadline = deadline
+        if self._guards(op):
+            self.sim.at(0.01, self._arm, op, poll)
         elif not self.sim.chance(self.sim.setting.hang):
-            self.sim.at(0.02 + self.sim.rng.random() * 0.2, self._armed, op, deadline, poll)
+            self.sim.at(0.02 + self.sim.rng.random() * 0.2, self._arm, op, poll)
 
-    def _armed(self, op: str, deadline: float, poll: float) -> None:
+    def _guards(self, op: str) -> bool:
+        return self.guardian is not None and self.guardian.alive and self.guardian.op == op
+
+    def _arm(self, op: str, poll: float) -> None:
+        """The deadline that was asked for last counts, in whatever order the calls are carried out."""
+        sim, deadline = self.sim, self._deadline
         if not self.alive or op not in self.seat.fates:
             return
-        if self.sim.chance(self.sim.setting.fail):
-            self.post(m.GuardianLost())
+        if not self._guards(op):
+            if sim.chance(sim.setting.fail):
+                self.post(m.GuardianLost())
+                return
+            self.guardian = GuardianProcess(sim, self.seat, op, deadline, poll)
+            sim.guardians[self.seat.name] = self.guardian
+            self.post(m.GuardianUp(deadline))
+            self.guardian.pump()
             return
-        self.guardian = GuardianProcess(self.sim, self.seat, op, deadline, poll)
-        self.sim.guardians[self.seat.name] = self.guardian
-        self.post(m.GuardianUp())
-        self.guardian.pump()
+        assert self.guardian is not None
+        if self.guardian.stalled_until > sim.time:
+            sim.at(self.guardian.stalled_until - sim.time, self._arm, op, poll)
+            return
+        if self.guardian.machine.deadline != deadline:
+            self.guardian.post(m.Rearmed(deadline))
+        if not self.guardian.alive:
+            self._arm(op, poll)
+        elif self.guardian.machine.deadline == deadline:
+            self.post(m.GuardianUp(deadline))
+        else:
+            self.post(m.GuardianLost())
 
     def claim(self, value: str) -> str:
         self.burn()

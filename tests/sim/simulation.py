@@ -168,8 +168,10 @@ class Simulation:
 
     def guarded(self, seat: Seat, op: str) -> bool:
         """Whether the freeze has its guardian, or had it until a fault took it."""
-        guardian = self.guardians.get(seat.name)
-        return guardian is not None and guardian.op == op and (guardian.alive or guardian.killed)
+        guardian, agent = self.guardians.get(seat.name), self.agents[seat.name]
+        if guardian is None or guardian.op != op:
+            return False
+        return guardian.killed or (guardian.alive and guardian.machine.deadline <= agent.member.deadline)
 
     def new_leader(self) -> None:
         leader = Leader(self, len(self.leaders) + 1)

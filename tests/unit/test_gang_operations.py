@@ -99,7 +99,7 @@ class Seat:
             reply(m.StepFailed(token, Failure.of(error, rank=self.rank, step=step)))
 
     def arm(self, op: str, deadline: float, poll: float, reply: Reply) -> None:
-        reply(m.GuardianUp())
+        reply(m.GuardianUp(deadline))
 
     def claim(self, value: str) -> str:
         self._fate = self._fate or value

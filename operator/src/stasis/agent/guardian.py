@@ -1,6 +1,9 @@
 """The agent's side of a freeze's guardian: a small process outside the agent's control groups, started before the
 freeze, that lets the tree run on when the agent cannot.
 
+To start it takes a tenth of a second, so it stands by from the preparation on, and is told the freeze's deadline just
+before the freeze. One whose freeze never comes ends as any other does: with the operation, or without its agent.
+
 Before the vote the tree runs on at its deadline, or as soon as the agent dies: what CRIU was saving lived in the
 agent's memory and pipes, so the dump is lost and nothing is worth waiting for. After the vote it runs on only when
 Abort or Continue is recorded. Which came first, the vote or the guardian, is one atomic claim in the state folder.
@@ -12,9 +15,11 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -25,15 +30,16 @@ from stasis.errors import CheckpointFailed, DeadlineExceeded, StasisError
 
 SOURCE = Path(stasis.__file__).parents[1]
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from stasis.agent.guardian_main import main; main()"
-START_LIMIT = 20.0  # seconds: a machine that is this slow must not freeze anything
+START_LIMIT = 20.0  # seconds until it answers: a machine that is this slow must not freeze anything
 
 
 class Guardian:
-    """The guardian of one frozen tree."""
+    """The guardian of one frozen tree. `tree.deadline` is the one that it holds; the journal has the first one."""
 
     def __init__(self, state: StateDir, tree: FrozenTree) -> None:
         self.state = state
         self.tree = tree
+        self._channel: socket.socket | None = None  # None: an agent before this one has started it
 
     @classmethod
     def start(cls, state: StateDir, tree: FrozenTree, agent_pidfd: int | None = None) -> Self:
@@ -64,6 +70,20 @@ class Guardian:
         self._launch(None)
         return True
 
+    def rearm(self, deadline: int) -> bool:
+        """Have it hold another deadline (ns of CLOCK_BOOTTIME); returns when it does. Idempotent.
+
+        Where it was killed another one is started; returns whether that was so. One that an agent before this one has
+        started keeps its own: the fate of that freeze is decided, and no deadline matters any more. Raises
+        CheckpointFailed where it does not answer or has let the tree run already.
+        """
+        if deadline != self.tree.deadline and self._channel is not None and self.alive():
+            answer = self._ask(self._channel, str(deadline))
+            if answer != str(deadline) and self.alive():
+                raise CheckpointFailed(f"rank {self.tree.rank}: its guardian holds no other deadline: {answer}")
+        self.tree = replace(self.tree, deadline=deadline)
+        return self.ensure()
+
     def check(self) -> None:
         """Raises CheckpointFailed where the tree was let go: what was captured since the freeze is void."""
         if self.state.fate(self.tree.name) is Fate.FIRED:
@@ -86,14 +106,15 @@ class Guardian:
         The guardian looks that the tree is thawed and unlocked before it ends. Raises StasisError where that takes
         longer than `timeout` seconds; it goes on trying.
         """
-        if self.state.read_tree(self.tree.name) is None:
-            return
-        self.state.end(self.tree.name)
-        self.join(timeout)
-        self.state.forget_tree(self.tree.name)
+        if self.state.read_tree(self.tree.name) is not None:
+            self.state.end(self.tree.name)
+            self.join(timeout)
+            self.state.forget_tree(self.tree.name)
+        self._hang_up()
 
-    def join(self, timeout: float) -> None:
-        """Wait for the guardian to end by itself: after `state.end`, or when the tree is gone. Raises StasisError."""
+    def join(self, timeout: float | None) -> None:
+        """Wait for the guardian to end by itself: after `state.end`, or when the tree is gone. Raises StasisError where
+        that takes longer than `timeout` seconds."""
         pid = self._pid()
         if not pid:
             return
@@ -113,28 +134,45 @@ class Guardian:
             agent = agent_pidfd if agent_pidfd is not None else os.pidfd_open(os.getpid())
             if agent_pidfd is None:
                 opened.callback(os.close, agent)
-            ready, theirs = os.pipe2(os.O_CLOEXEC)
-            opened.callback(os.close, ready)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.callback(ours.close)
             command = [sys.executable, "-I", "-S", "-B", "-c", BOOT, str(SOURCE), str(self.state.path.absolute())]
-            try:
+            with theirs:
                 subprocess.run(
-                    [*command, self.tree.name, str(agent), str(theirs)],
+                    [*command, self.tree.name, str(self.tree.deadline), str(agent), str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=theirs,
-                    pass_fds=(agent, theirs),
+                    pass_fds=(agent, theirs.fileno()),
                     env={},
                     cwd="/",
                     check=False,
                 )
-            finally:
-                os.close(theirs)
             answer = ""
-            while _readable(ready, START_LIMIT) and (piece := os.read(ready, 4096)):
+            while answer != "ready" and _readable(ours.fileno(), START_LIMIT) and (piece := ours.recv(4096)):
                 answer += piece.decode(errors="replace")
-        if answer != "ready":
-            cause = (answer.strip().splitlines() or ["no answer"])[-1]
-            raise CheckpointFailed(f"rank {self.tree.rank}: its guardian does not start: {cause}")
+            if answer != "ready":
+                cause = (answer.strip().splitlines() or ["no answer"])[-1]
+                raise CheckpointFailed(f"rank {self.tree.rank}: its guardian does not start: {cause}")
+            self._hang_up()
+            self._channel = socket.socket(fileno=ours.detach())
+
+    @staticmethod
+    def _ask(channel: socket.socket, word: str) -> str:
+        """The guardian's answer to a word; answers to earlier ones, which nobody awaited any more, are passed over."""
+        try:
+            channel.send(word.encode())
+            while _readable(channel.fileno(), START_LIMIT) and (answer := channel.recv(4096).decode()):
+                if answer.split()[0] == word:
+                    return answer
+        except OSError as gone:
+            return str(gone)
+        return "no answer"
+
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _pid(self) -> int:
         """0: there is none."""
@@ -157,7 +195,7 @@ class Guardian:
         return lines[-1] if lines else "no log"
 
 
-def _readable(fd: int, timeout: float) -> bool:
+def _readable(fd: int, timeout: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout * 1000))
+    return bool(poll.poll(None if timeout is None else timeout * 1000))

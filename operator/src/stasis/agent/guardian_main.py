@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from stasis.agent import cgroups, durable, proctree
@@ -37,9 +38,10 @@ TCP_REPAIR = 19  # linux/tcp.h
 
 
 class Guard:
-    """One tree's guardian: the ports of its machine. `agent`: pidfd of the agent that freezes the tree."""
+    """One tree's guardian: the ports of its machine. `agent`: pidfd of the agent that freezes the tree; `channel`: by
+    which that one tells it another deadline."""
 
-    def __init__(self, state: StateDir, tree: FrozenTree, agent: int) -> None:
+    def __init__(self, state: StateDir, tree: FrozenTree, agent: int, channel: socket.socket) -> None:
         self.state = state
         self.tree = tree
         self._log = state.log(tree.name)
@@ -54,6 +56,8 @@ class Guard:
             raise RuntimeError(f"PID 1 of the container is gone (process {tree.pid1})")
         state.prepare_to_fire(tree.name)
         self._agent: int | None = agent
+        self._channel: socket.socket | None = channel
+        self._called = False
         self._populated = False
         self._let_go = False
         self._orphaned = False
@@ -66,6 +70,8 @@ class Guard:
         self.log(f"guards process {self.tree.root} and its descendants")
         while True:
             try:
+                if self._called and self._channel is not None:
+                    self._answer(self._channel)
                 if self._orphaned:
                     self._agent_died()
                 if self._gone():
@@ -130,6 +136,20 @@ class Guard:
         return done
 
     # Its means.
+
+    def _answer(self, channel: socket.socket) -> None:
+        """Hold the deadline that the agent has sent, and say so."""
+        self._called = False
+        word = channel.recv(64).decode()
+        if not word:
+            channel.close()
+            self._channel = None
+            return
+        self._driver.post(m.Rearmed(int(word) / 1e9))
+        self._driver.pump()
+        held = self._driver.machine.state is State.WATCHING
+        with contextlib.suppress(BrokenPipeError):
+            channel.send((word if held else f"{word} is too late").encode())
 
     def _agent_died(self) -> None:
         if self.fate() != m.VOTED:
@@ -197,9 +217,12 @@ class Guard:
         poll.register(self._bell, select.POLLIN)
         if self._agent is not None:
             poll.register(self._agent, select.POLLIN)
+        if self._channel is not None:
+            poll.register(self._channel, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(seconds * 1000 + 1)]
         if self._bell in ready:
             os.read(self._bell, 4096)
+        self._called = self._channel is not None and self._channel.fileno() in ready
         if self._agent in ready:
             self._agent = None
             self._orphaned = True
@@ -254,21 +277,24 @@ def detach() -> None:
 
 
 def main() -> None:
-    """`guardian_main STATE-DIR NAME AGENT-PIDFD READY-FD`: writes 'ready' to READY-FD, or why not to standard error."""
-    path, name, agent, ready = sys.argv[-4], sys.argv[-3], int(sys.argv[-2]), int(sys.argv[-1])
+    """`guardian_main STATE-DIR NAME DEADLINE AGENT-PIDFD CHANNEL-FD`: says 'ready' over the channel (SOCK_SEQPACKET),
+    or why not on standard error. A deadline (ns of CLOCK_BOOTTIME) that comes over it later is held, and echoed."""
+    path, name, *numbers = sys.argv[-5:]
+    deadline, agent, fd = map(int, numbers)
     os.set_inheritable(agent, False)
+    channel = socket.socket(fileno=fd)
+    channel.set_inheritable(False)
     try:
         detach()
         state = StateDir(Path(path))
         tree = state.read_tree(name)
         if tree is None or isinstance(tree, Broken):
             raise RuntimeError(f"no journal entry: {tree}")
-        guard = Guard(state, tree, agent)
+        guard = Guard(state, replace(tree, deadline=deadline), agent, channel)
         state.write("guardian", name, {"pid": os.getpid(), "start": proctree.start_time(os.getpid())})
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os.dup2(0, 2)
-    os.write(ready, b"ready")
-    os.close(ready)
+    channel.send(b"ready")
     guard.run()

@@ -47,20 +47,36 @@ class GuardianPort:
         self._rank = rank
         tree = state.read_tree(f"{op}.{rank}")
         self._guardian = Guardian(state, tree) if isinstance(tree, FrozenTree) else None  # of an agent before this one
+        self._deadline: float | None = None  # None: it is not wanted, or no longer
+        self._arming = threading.Lock()
 
     def arm(self, op: str, deadline: float, poll: float, reply: Reply) -> None:
-        threading.Thread(target=self._arm, args=(op, deadline, reply), name=f"guardian-{self._rank}").start()
+        self._deadline = deadline
+        threading.Thread(target=self._arm, args=(op, reply), name=f"guardian-{self._rank}", daemon=True).start()
 
-    def _arm(self, op: str, deadline: float, reply: Reply) -> None:
+    def _arm(self, op: str, reply: Reply) -> None:
+        """The deadline that was asked for last counts, whichever call comes to it first."""
         try:
-            if self._guardian is not None and self._guardian.tree.op == op:
-                self._guardian.ensure()
-            else:
-                self._guardian = Guardian.start(self._state, self._tree(op, deadline))
-            reply(m.GuardianUp())
+            with self._arming:
+                deadline = self._deadline
+                if deadline is None:
+                    return
+                if self._guardian is not None and self._guardian.tree.op == op:
+                    started = self._guardian.rearm(int(deadline * 1e9))
+                else:
+                    self._guardian = Guardian.start(self._state, self._tree(op, deadline))
+                    started = True
+                guardian = self._guardian
+            reply(m.GuardianUp(deadline))
         except StasisError as error:
             log.warning("rank %d: %s", self._rank, error)
             reply(m.GuardianLost())
+            return
+        if started:  # this thread goes on to see whether it dies
+            guardian.join(None)
+            if guardian is self._guardian:
+                log.warning("rank %d: its guardian has ended", self._rank)
+                reply(m.GuardianLost())
 
     def _tree(self, op: str, deadline: float) -> FrozenTree:
         worker = self._executor.worker
@@ -93,6 +109,8 @@ class GuardianPort:
         return str(fate) if fate else ""
 
     def disarm(self) -> None:
-        if self._guardian is not None:
-            self._guardian.stop()
-            self._guardian = None
+        self._deadline = None
+        with self._arming:
+            guardian, self._guardian = self._guardian, None
+            if guardian is not None:
+                guardian.stop()

@@ -55,8 +55,8 @@ class GuardianPort(Protocol):
     """The guardian of one rank's freeze, as its agent sees it. The fate survives both of them."""
 
     def arm(self, op: str, deadline: float, poll: float, reply: Reply) -> None:
-        """Start it unless it lives; `reply` gets GuardianUp or GuardianLost, and GuardianLost if it dies later. A new
-        `op` begins a new fate."""
+        """Start it unless it lives, and have it hold the deadline; `reply` gets GuardianUp or GuardianLost, and
+        GuardianLost if it dies later. A new `op` begins a new fate."""
         ...
 
     def claim(self, value: str) -> str:

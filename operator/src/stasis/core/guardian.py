@@ -1,5 +1,7 @@
 """The guardian of one freeze, for when the agent cannot: unlocks and thaws at the deadline, or as recorded.
 
+It stands by from the preparation on and holds that one's deadline until it is told the freeze's.
+
 Standard library only: it runs in a process of its own that must be small and must not fail.
 """
 
@@ -65,6 +67,10 @@ class Guardian(m.Machine[State]):
         else:
             self.emit(m.Read(release_key(self.op)))
 
+    def _rearmed(self, event: m.Rearmed) -> None:
+        self.deadline = event.deadline
+        self.wake_at = self.now
+
     def _fate(self, event: m.Fate) -> None:
         self._voted = event.value == m.VOTED
         if event.value == m.FIRED:
@@ -100,6 +106,7 @@ class Guardian(m.Machine[State]):
 
     TABLE: ClassVar[Mapping[tuple[Any, type], str]] = {
         (State.WATCHING, m.Tick): "_tick",
+        (State.WATCHING, m.Rearmed): "_rearmed",
         (State.WATCHING, m.Fate): "_fate",
         (State.WATCHING, m.RecordIs): "_record",
         (State.RESCUING, m.Rescued): "_rescued",

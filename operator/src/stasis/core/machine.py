@@ -59,12 +59,21 @@ class TreeExited:
 
 @dataclass(frozen=True, slots=True)
 class GuardianUp:
-    """The guardian is there and holds the deadline."""
+    """The guardian is there and holds this deadline."""
+
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class GuardianLost:
-    """The guardian could not be started, or died."""
+    """The guardian could not be started, does not hold what it was told to, or died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rearmed:
+    """To a guardian: its agent has it hold this deadline from now on."""
+
+    deadline: float
 
 
 VOTED, FIRED = "voted", "fired"
@@ -112,8 +121,8 @@ class Lost:
 
 
 Event = (
-    Started | Booted | Tick | StepDone | StepFailed | TreeExited | GuardianUp | GuardianLost | Fate | Rescued
-    | RecordIs | RecordsDown | Withdraw | Lost | Order | Decided | Report
+    Started | Booted | Tick | StepDone | StepFailed | TreeExited | GuardianUp | GuardianLost | Rearmed | Fate
+    | Rescued | RecordIs | RecordsDown | Withdraw | Lost | Order | Decided | Report
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects, carried out in the order in which they come
@@ -162,7 +171,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Have a guardian hold this deadline; answered by GuardianUp or GuardianLost. Doubled, the guardian stays."""
+    """Have a guardian hold this deadline; answered by GuardianUp or GuardianLost. One that lives stays."""
 
     op: str
     deadline: float

@@ -96,12 +96,21 @@ class Member(Membership):
         if step is INTRUDES[self.kind]:
             self._save()
         if step is Step.FREEZE:
-            self.state = State.ARMING
             self.deadline = self.now + self.timing.frozen
-            self._arm()
+            self._await_guardian()
         else:
-            self.state = State.BUSY
-            self._start(step, order.args)
+            self._begin(step)
+
+    def _begin(self, step: Step) -> None:
+        self.state = State.BUSY
+        self._start(step, self._args)
+        self._wait()
+
+    def _await_guardian(self) -> None:
+        """It is started when all is prepared, since that takes its time, and told the freeze's deadline later."""
+        self.state = State.ARMING
+        self._tries = 0
+        self._arm()
         self._wait()
 
     def _arm(self) -> None:
@@ -109,10 +118,13 @@ class Member(Membership):
         self.emit(m.Arm(self.op, self.deadline, self.timing.poll))
 
     def _guarded(self, event: m.GuardianUp) -> None:
+        if event.deadline != self.deadline:
+            return  # the answer to an earlier call
         self._arming = False
-        self.state = State.BUSY
-        self._start(Step.FREEZE, self._args)
-        self._wait()
+        if PLANS[self.kind][self.begun].step is Step.FREEZE:
+            self._begin(Step.FREEZE)
+        else:
+            self._stage_done()
 
     def _guarded_again(self, event: m.GuardianUp) -> None:
         self._arming = False
@@ -121,9 +133,10 @@ class Member(Membership):
         """A freeze without a guardian is not begun, and goes on without one only for as long as a new one takes."""
         if not self._armed:
             return
-        if self._arming:
+        if self._arming and self._tries:
             self._give_up(Failure("GuardianLost", "no guardian could be started for the freeze", rank=self.rank))
         else:
+            self._tries += 1
             self._arm()
 
     def _unguarded_finish(self, event: m.GuardianLost) -> None:
@@ -146,10 +159,15 @@ class Member(Membership):
     def _step_done(self, event: m.StepDone) -> None:
         if event.token != self._token:
             return
+        self.answers[self.begun] = event.result
+        if PLANS[self.kind][self.begun].step is Step.PREPARE:
+            self._await_guardian()
+        else:
+            self._stage_done()
+
+    def _stage_done(self) -> None:
         index, self.done = self.begun, self.begun
-        self.answers[index] = event.result
-        step = PLANS[self.kind][index].step
-        if step is Step.THAW:
+        if PLANS[self.kind][index].step is Step.THAW:
             self._disarm()
             self.deadline = self.now + self.timing.storing
         if index < VOTES[self.kind]:

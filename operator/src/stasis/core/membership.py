@@ -17,7 +17,7 @@ class State(StrEnum):
     IDLE = "idle"  # takes part in nothing; what it took part in last is settled
     READY = "ready"  # through a stage, may give up
     BUSY = "busy"  # in a stage, may give up
-    ARMING = "arming"  # waits for its guardian before the freeze
+    ARMING = "arming"  # waits for its guardian: to stand by once all is prepared, to hold the freeze
     VOTING = "voting"  # is complete; claims the freeze's fate before it says so
     VOTED = "voted"  # bound by the decision
     COMMITTED = "committed"  # has read Commit; bound by Release or Continue
