@@ -13,18 +13,17 @@
 #ifndef VERSION
 #define VERSION "0"
 #endif
-#ifndef BUILD
-#define BUILD "unknown"
-#endif
 
 static const char usage[] =
 	"usage: init run   [--deny LIST] [--grace SECONDS] --volume DIR -- COMMAND [ARG...]\n"
 	"       init wait  [--deny LIST] [--grace SECONDS] --volume DIR -- COMMAND [ARG...]\n"
 	"       init probe DIR -- COMMAND [ARG...]\n"
+	"       init install DIR\n"
 	"       init --version\n"
 	"run    start COMMAND as a child and exit as it exits\n"
 	"wait   wait for the agent's word in DIR: \"restored PID\", or \"run\" to start COMMAND\n"
 	"probe  succeed while the container is frozen, waiting or restored; else become COMMAND\n"
+	"install  put this program at DIR/BUILD/init\n"
 	"--deny   what answers ENOSYS: io_uring,userfaultfd,perf,bpf or none (default: io_uring)\n"
 	"--grace  seconds from TERM to SIGKILL (default: for ever)\n";
 
@@ -119,6 +118,8 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(mode, "probe"))
 		return probe(argc, argv);
+	if (!strcmp(mode, "install"))
+		return install(argc, argv);
 	if (strcmp(mode, "run") && strcmp(mode, "wait")) {
 		fputs(usage, stderr);
 		return EXIT_OWN;

@@ -10,6 +10,10 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#ifndef BUILD
+#define BUILD "unknown" /* digest of the source */
+#endif
+
 enum { EXIT_OWN = 125, EXIT_NOT_EXECUTABLE = 126, EXIT_NOT_FOUND = 127, EXIT_SIGNAL = 128 };
 
 struct options {
@@ -39,6 +43,9 @@ struct word {
 void word_read(const char *volume, const char *name, struct word *out);
 bool word_same(const struct word *a, const struct word *b);
 int word_watch(const char *volume);
+
+/* install.c */
+int install(int argc, char **argv);
 
 /* keeper.c, pid1.c */
 pid_t keeper_start(const struct options *o);
