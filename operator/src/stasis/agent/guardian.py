@@ -142,7 +142,7 @@ class Guardian:
                     [*command, self.tree.name, str(self.tree.deadline), str(agent), str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=theirs,
+                    stderr=theirs.fileno(),
                     pass_fds=(agent, theirs.fileno()),
                     env={},
                     cwd="/",

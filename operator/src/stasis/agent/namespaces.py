@@ -1,4 +1,4 @@
-"""Run something inside another namespace: of the network, or of the host name.
+"""Run something inside another namespace: of the network, of System V IPC, or of the host name.
 
 These namespaces belong to a thread, so a thread is made for the call, enters, and ends: the caller's never moves.
 Imported by the guardian: the standard library only.

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 
+from stasis.agent import namespaces
 from stasis.agent.files.beneath import IN_ROOT, NO_MAGICLINKS, NO_SYMLINKS, opened
 from stasis.agent.files.mounts import mounts
-from stasis.agent.launch import enter
 from stasis.agent.scan.observation import Observation
 from stasis.agent.scan.snapshot import Tree
-from stasis.errors import CheckpointFailed, Finding
+from stasis.errors import Finding
 
 _KINDS = {"shm": "shared memory segment", "sem": "semaphore set", "msg": "message queue"}
 _IDS = {"shm": ("shmid", "--shmem-id"), "sem": ("semid", "--semaphore-id"), "msg": ("msqid", "--queue-id")}
@@ -54,19 +53,22 @@ def _observed(tree: Tree, where: str, creator: int, cause: str, remedy: str) -> 
 def sysvipc(pid: int) -> dict[str, list[dict[str, str]]]:
     """The rows of /proc/sysvipc/{shm,sem,msg} in the IPC namespace of `pid`, by column.
 
-    These files show the namespace of the process that opens them, so one is started inside.
+    These files show the namespace of the thread that opens them.
     """
-    paths = [f"/proc/sysvipc/{kind}" for kind in _KINDS]
-    process = enter(pid, ["tail", "-n", "+1", *paths], namespaces="i", output=subprocess.PIPE)
-    out, err = process.communicate()
-    if process.returncode:
-        raise CheckpointFailed(f"cannot read System V IPC of process {pid}: {err.decode(errors='replace').strip()}")
-    tables: dict[str, list[dict[str, str]]] = {}
-    for section in out.decode().split("==> /proc/sysvipc/")[1:]:
-        head, columns, *rows = [line for line in section.splitlines() if line]
-        names = columns.split()
-        tables[head.split()[0]] = [dict(zip(names, row.split(), strict=False)) for row in rows]
-    return tables
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as gone:
+        raise ProcessLookupError(f"process {pid} is gone") from gone
+    try:
+        return namespaces.call(namespace, lambda: {kind: _rows(f"/proc/sysvipc/{kind}") for kind in _KINDS})
+    finally:
+        os.close(namespace)
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    with open(path) as file:
+        names, *rows = [line.split() for line in file]
+    return [dict(zip(names, row, strict=False)) for row in rows]
 
 
 def message_queues(pid: int) -> list[str]:
