@@ -1,0 +1,112 @@
+"""What `decide` asks for. Each action is idempotent, and refused by the API server where the view was out of date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stasis.core.gate import Gate
+from stasis.core.plan import Kind
+from stasis.core.view import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """The operation is under way: see that a coordinator leads it. `lost`: ranks whose pods are gone for ever."""
+
+    checkpoint: str
+    op: str
+    withdraw: bool = False
+    lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """The operation's end is recorded: do what it asks for, and say so in the status."""
+
+    checkpoint: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A TrainJobCheckpoint, for a suspend."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Describe the checkpoint's operation: the gang runs as `pods`; `finished` ranks have ended with 0."""
+
+    checkpoint: str
+    serial: int
+    kind: Kind
+    pods: tuple[Pod, ...]
+    finished: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRestore:
+    """Describe a restore of the checkpoint in these placeholders."""
+
+    checkpoint: str
+    serial: int
+    pods: tuple[Pod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetGate:
+    """`reason` and `message` are for the user; empty where an earlier event says it."""
+
+    gate: Gate
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenResume:
+    """See that the checkpoint can be restored, and let its JobSet be resumed as this restore."""
+
+    checkpoint: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """There never will be a checkpoint of this name."""
+
+    checkpoint: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Point the checkpoint's tag to it, and say in the status what is stored."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartFresh:
+    """Give the checkpoint up: its placeholders are to begin anew."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Tell placeholders that wait for nothing any more to run their command."""
+
+    pods: tuple[Pod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """The checkpoint is being deleted, and nothing needs it: remove what is stored, then the finalizer."""
+
+    checkpoint: str
+
+
+Action = (
+    Drive | Conclude | Create | Begin | BeginRestore | SetGate | OpenResume | Fail | Publish | StartFresh | Word | LetGo
+)  # fmt: skip

@@ -1,0 +1,323 @@
+"""What is to be done next for one TrainJob: a pure function of what is seen of it now.
+
+Nothing here remembers an edge. Whatever was missed, came twice or in another order, and whoever decided before: the
+same view leads to the same actions, and each action makes a view in which it is not due again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from stasis.core.actions import (
+    Action,
+    Begin,
+    BeginRestore,
+    Conclude,
+    Create,
+    Drive,
+    Fail,
+    LetGo,
+    OpenResume,
+    Publish,
+    SetGate,
+    StartFresh,
+    Word,
+)
+from stasis.core.gate import Gate, Held, Open, Resume, Suspend
+from stasis.core.plan import Kind, Outcome
+from stasis.core.records import Verdict
+from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Use, View
+
+RETRY = 10.0  # seconds from a failed checkpoint to the next one
+RETRY_REFUSED = 60.0  # where the program itself stands against it
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`again`: seconds until it may be another one though nothing that is seen has changed."""
+
+    actions: tuple[Action, ...] = ()
+    again: float | None = None
+
+    @classmethod
+    def to(cls, *actions: Action, again: float | None = None) -> Decision:
+        return cls(actions, again)
+
+
+WAIT = Decision()
+
+
+def decide(view: View) -> Decision:
+    """What is to be done now. Actions may be carried out in any order; after each of them a new view decides."""
+    job = view.job if view.job is not None and not view.job.deleting else None
+    own = [c for c in view.checkpoints if job is not None and c.job == job.uid]
+    others = [c for c in view.checkpoints if job is None or c.job != job.uid]
+    aside = _aside(view.checkpoints) + _orphaned(others, view.pods)
+    if job is None or any(isinstance(action, Conclude) for action in aside):
+        return Decision(aside)
+    if view.jobset is None or view.jobset.deleting:
+        return Decision(aside + _abandoned(own, view.pods))
+    decision = _Gang(view, job, view.jobset, own).decide()
+    return Decision(aside + decision.actions, decision.again)
+
+
+def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
+    """What is due whatever else is going on."""
+    actions: list[Action] = []
+    for checkpoint in checkpoints:
+        operations = checkpoint.operations
+        ended = [operation for operation in operations if not operation.under_way and not operation.concluded]
+        actions += [Conclude(checkpoint.name, operation.op) for operation in ended]
+        if ended or _active(checkpoint):
+            continue
+        if checkpoint.deleting:
+            actions.append(LetGo(checkpoint.name))
+        elif not checkpoint.published and not checkpoint.failed and operations:
+            actions.append(Publish(checkpoint.name))
+    return tuple(actions)
+
+
+def _orphaned(checkpoints: Sequence[Checkpoint], pods: Sequence[Pod]) -> tuple[Action, ...]:
+    """Checkpoints whose job is gone: what is under way comes to its end."""
+    gone = tuple(Fail(checkpoint.name, "its TrainJob is gone") for checkpoint in checkpoints if checkpoint.waiting)
+    return _abandoned(checkpoints, pods) + gone
+
+
+def _abandoned(checkpoints: Sequence[Checkpoint], pods: Sequence[Pod]) -> tuple[Action, ...]:
+    return tuple(
+        Drive(checkpoint.name, operation.op, withdraw=True, lost=_lost(operation, pods))
+        for checkpoint in checkpoints
+        if (operation := _active(checkpoint))
+    )
+
+
+def _active(checkpoint: Checkpoint) -> Operation | None:
+    return next((operation for operation in checkpoint.operations if operation.under_way), None)
+
+
+def _lost(operation: Operation, pods: Sequence[Pod]) -> tuple[int, ...]:
+    """Ranks whose pods are no more: kubelet has said that nothing of them runs."""
+    there = {pod.uid for pod in pods}
+    return tuple(sorted(rank for rank, uid in operation.pods.items() if uid not in there))
+
+
+class _Gang:
+    """A TrainJob that is there, with its JobSet; none of its operations has an end that is not concluded."""
+
+    def __init__(self, view: View, job: Job, jobset: JobSet, checkpoints: list[Checkpoint]) -> None:
+        self.view = view
+        self.job = job
+        self.jobset = jobset
+        self.checkpoints = checkpoints
+
+    def decide(self) -> Decision:
+        for checkpoint in self.checkpoints:
+            if operation := _active(checkpoint):
+                return self._under_way(checkpoint, operation)
+        if self.job.finished:
+            return Decision(self._give_up(tuple(Kind), "the job has ended"))
+        if self.job.suspend:
+            return self._suspended() if self.jobset.suspend else self._suspend()
+        return self._resume() if self.jobset.suspend else self._run()
+
+    def _give_up(self, kinds: Container[Kind], message: str) -> tuple[Action, ...]:
+        """Checkpoints that were asked for and not begun."""
+        waiting = (checkpoint for checkpoint in self.checkpoints if checkpoint.waiting and checkpoint.kind in kinds)
+        return tuple(Fail(checkpoint.name, message) for checkpoint in waiting)
+
+    @property
+    def current(self) -> Checkpoint | None:
+        """The checkpoint that the job's state is in: its ranks were released, and have not run since."""
+        for checkpoint in reversed(self.checkpoints):
+            operation = checkpoint.operation
+            if operation is None or checkpoint.deleting or operation.outcome is not Outcome.RELEASED:
+                continue
+            return checkpoint if checkpoint.use in (Use.UNUSED, Use.FAILED) else None
+        return None
+
+    @property
+    def _next_serial(self) -> int:
+        serials = [checkpoint.serial for checkpoint in self.checkpoints]
+        serials += [operation.serial for checkpoint in self.checkpoints for operation in checkpoint.operations]
+        stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
+        serials += [stamp.generation for stamp in stamps if stamp]
+        if isinstance(self.jobset.gate, Resume) and self.jobset.gate.stamp:
+            serials.append(self.jobset.gate.stamp.generation)
+        return 1 + max(serials, default=0)
+
+    def _gate(self, gate: Gate, reason: str = "", message: str = "") -> tuple[SetGate, ...]:
+        return () if self.jobset.gate == gate else (SetGate(gate, reason, message),)
+
+    # ------------------------------------------------------------ an operation is under way
+
+    def _under_way(self, checkpoint: Checkpoint, operation: Operation) -> Decision:
+        lost = _lost(operation, self.view.pods)
+        drive = Drive(checkpoint.name, operation.op, self._unwanted(checkpoint, operation), lost)
+        if Verdict.RELEASE in operation.verdicts and not self.jobset.suspend:
+            # The pods are to go, though the job may be wanted again by now: it comes back from the checkpoint.
+            gate = Suspend(checkpoint.name) if self.job.suspend else Held(checkpoint.name)
+            return Decision.to(drive, *self._gate(gate))
+        return Decision.to(drive, again=self._until_timeout() if operation.kind is Kind.RELEASE else None)
+
+    def _unwanted(self, checkpoint: Checkpoint, operation: Operation) -> bool:
+        if checkpoint.deleting:
+            return True
+        match operation.kind:
+            case Kind.RELEASE:
+                return not self.job.suspend or self.job.discard or self._until_timeout() == 0
+            case Kind.RESTORE:
+                return self.job.suspend or self.jobset.suspend
+            case _:
+                return self.job.suspend and self.job.discard
+
+    # ------------------------------------------------------------ to be suspended, and running
+
+    def _suspend(self) -> Decision:
+        if self.current is not None:
+            return Decision(self._gate(Suspend(self.current.name)))
+        if self.job.discard:
+            return self._let_go("Discarded", "suspended without a checkpoint, as its annotation asks")
+        if stray := self._stray():
+            return Decision.to(Word(stray))
+        running, finished = self._gang()
+        if not self._whole(running, finished):
+            return self._let_go("NothingToSave", f"suspended without a checkpoint: {self._missing(running, finished)}")
+        suspends = [c for c in self.checkpoints if c.kind is Kind.RELEASE and not c.deleting]
+        latest = suspends[-1] if suspends else None
+        if latest is not None and latest.waiting:
+            return Decision.to(Begin(latest.name, latest.serial, Kind.RELEASE, tuple(running.values()), finished))
+        return self._try(latest.failed if latest else None)
+
+    def _let_go(self, reason: str, message: str) -> Decision:
+        return Decision(self._give_up((Kind.RELEASE,), message) + self._gate(Suspend(), reason, message))
+
+    def _gang(self) -> tuple[dict[int, Pod], tuple[int, ...]]:
+        """The pods of the ranks that run, and the ranks that have ended with 0."""
+        pods = self.view.pods
+        finished = {pod.rank for pod in pods if pod.succeeded}
+        running = {pod.rank: pod for pod in pods if pod.running and not pod.terminating and pod.rank not in finished}
+        return dict(sorted(running.items())), tuple(sorted(finished))
+
+    def _whole(self, running: Mapping[int, Pod], finished: Sequence[int]) -> bool:
+        return bool(running) and {*running, *finished} >= set(range(self.jobset.ranks))
+
+    def _missing(self, running: Mapping[int, Pod], finished: Sequence[int]) -> str:
+        missing = sorted(set(range(self.jobset.ranks)) - set(running) - set(finished))
+        return f"ranks {missing} do not run" if running else "nothing of it runs"
+
+    def _try(self, failed: Failed | None) -> Decision:
+        """Another checkpoint, unless the attempts for this suspend have used its time up."""
+        if failed is None or failed.at < self.job.since - 1:  # the API's times are whole seconds
+            return Decision.to(Create(self._next_serial))
+        left = self._until_timeout()
+        if left == 0 or (failed.refused and self.view.policy.suspend_anyway):
+            if self.view.policy.suspend_anyway:
+                return self._let_go("SuspendedWithoutCheckpoint", f"it cannot be checkpointed: {failed.message}")
+            return WAIT  # it runs on; the failed checkpoint says why
+        ready = failed.at + (RETRY_REFUSED if failed.refused else RETRY) - self.view.now
+        return Decision.to(Create(self._next_serial)) if ready <= 0 else Decision.to(again=min(ready, left))
+
+    def _until_timeout(self) -> float:
+        """Seconds for which the suspend may still be held back; 0 if that time is over."""
+        return max(0.0, self.job.since + self.view.policy.timeout - self.view.now)
+
+    # ------------------------------------------------------------ suspended
+
+    def _suspended(self) -> Decision:
+        given_up = self._give_up((Kind.RELEASE,), "the job is suspended already")
+        if self.current is not None:
+            return Decision(given_up + self._gate(Held(self.current.name)))
+        return Decision(given_up + (() if isinstance(self.jobset.gate, Held) else self._gate(Open())))
+
+    # ------------------------------------------------------------ to be resumed
+
+    def _resume(self) -> Decision:
+        gate, current = self.jobset.gate, self.current
+        if given_up := self._give_up((Kind.RELEASE,), "the job is no longer to be suspended"):
+            return Decision(given_up)
+        if isinstance(gate, Resume) and (gate.stamp is None or (current and gate.stamp.uid == current.uid)):
+            return WAIT  # Trainer resumes it now
+        if current is None:
+            return self._resume_without() if isinstance(gate, Held) else Decision(self._gate(Open()))
+        if gate != Held(current.name):
+            return Decision(self._gate(Held(current.name)))
+        if any(not pod.succeeded and not pod.failed for pod in self.view.pods):
+            return WAIT  # of the former incarnation: until the last one has ended
+        if current.use is Use.FAILED and self.view.policy.start_fresh:
+            return Decision.to(StartFresh(current.name))
+        if current.use is Use.FAILED and current.seen >= self.job.generation:
+            return WAIT  # until the user says something else
+        return Decision.to(OpenResume(current.name, self._next_serial))
+
+    def _resume_without(self) -> Decision:
+        """Held for a checkpoint that is no more, or has been used."""
+        assert isinstance(self.jobset.gate, Held)
+        name = self.jobset.gate.checkpoint
+        gone = all(checkpoint.name != name or checkpoint.deleting for checkpoint in self.checkpoints)
+        if gone and not self.view.policy.start_fresh:
+            return WAIT
+        what = "is no more" if gone else "was given up"
+        return Decision(self._gate(Resume(), "StartedFresh", f"the training begins anew: its checkpoint {name} {what}"))
+
+    # ------------------------------------------------------------ running, or coming back
+
+    def _run(self) -> Decision:
+        current = self.current
+        if current is None:
+            return self._running()
+        generation = self._generation(current)
+        if generation == 0:  # it still is what was released
+            return Decision(self._gate(Held(current.name)))
+        restore = current.restore
+        if restore is not None and restore.serial == generation:
+            return self._not_restored(current)
+        assert current.operation is not None
+        found = self._placeholders(Incarnation(current.uid, generation))
+        pods = tuple(found[rank] for rank in sorted(current.operation.pods) if rank in found)
+        if len(pods) < len(current.operation.pods):
+            return Decision(self._gate(Open()))
+        return Decision.to(BeginRestore(current.name, generation, pods))
+
+    def _generation(self, current: Checkpoint) -> int:
+        """Of the restore that the JobSet was resumed for; 0 if it was not resumed from this checkpoint."""
+        stamp = self.jobset.incarnation
+        return stamp.generation if stamp is not None and stamp.checkpoint == current.uid else 0
+
+    def _placeholders(self, incarnation: Incarnation) -> dict[int, Pod]:
+        return {
+            pod.rank: pod
+            for pod in self.view.pods
+            if pod.incarnation == incarnation and pod.running and not pod.terminating
+        }
+
+    def _not_restored(self, current: Checkpoint) -> Decision:
+        """The restore came to nothing: all ranks together back to being suspended, or to the beginning."""
+        if current.use is Use.FAILED and self.view.policy.start_fresh:
+            return Decision.to(StartFresh(current.name))
+        return Decision(self._gate(Held(current.name)))
+
+    def _running(self) -> Decision:
+        given_up = self._give_up((Kind.RELEASE,), "the job is no longer to be suspended")
+        actions = given_up + self._gate(Open())
+        if stray := self._stray():
+            return Decision((*actions, Word(stray)))
+        running, finished = self._gang()
+        asked = next((c for c in self.checkpoints if c.waiting and c.kind is Kind.CONTINUE and not c.deleting), None)
+        if asked is not None and self._whole(running, finished):
+            serial = asked.serial or self._next_serial
+            begin = Begin(asked.name, serial, Kind.CONTINUE, tuple(running.values()), finished)
+            return Decision((*actions, begin))
+        return Decision(actions)
+
+    def _stray(self) -> tuple[Pod, ...]:
+        """Placeholders that wait for nothing: they were not there when their gang was restored, or the checkpoint was
+        given up."""
+        return tuple(pod for pod in self.view.pods if pod.running and not pod.terminating and self._is_stray(pod))
+
+    def _is_stray(self, pod: Pod) -> bool:
+        if pod.incarnation is None or pod.told:
+            return False
+        origin = next((c for c in self.checkpoints if c.uid == pod.incarnation.checkpoint), None)
+        restore = origin.restore if origin is not None and origin.use is Use.RESTORED else None
+        return restore is None or pod.uid not in restore.pods.values()

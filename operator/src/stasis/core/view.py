@@ -1,0 +1,146 @@
+"""What the controller sees of one TrainJob: the input of `decide`, without anything of the API's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from stasis.core.gate import Gate, Open
+from stasis.core.plan import Kind, Outcome
+from stasis.core.records import Verdict
+
+
+class Incarnation(NamedTuple):
+    """Which restore a placeholder waits for: the checkpoint's UID, and the restore's serial."""
+
+    checkpoint: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of the JobSet. Those of the ranks are numbered; `running`: its checkpointed container runs."""
+
+    rank: int
+    name: str
+    uid: str
+    node: str = ""
+    ip: str = ""
+    container: str = ""  # the runtime's id
+    running: bool = False
+    succeeded: bool = False
+    failed: bool = False
+    terminating: bool = False
+    incarnation: Incarnation | None = None  # None: it is no placeholder
+    told: bool = False  # a placeholder that was told to run its command
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The TrainJob. `since`: when it was last asked to be suspended, in seconds of the wall clock."""
+
+    uid: str
+    suspend: bool
+    generation: int = 0
+    since: float = 0.0
+    deleting: bool = False
+    finished: bool = False
+    discard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobSet:
+    """`incarnation`: of the pods that are made from now on."""
+
+    suspend: bool
+    ranks: int
+    gate: Gate = field(default_factory=Open)
+    incarnation: Incarnation | None = None
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation as it is recorded. `pods`: rank -> UID of the pod that it is about."""
+
+    op: str
+    serial: int
+    kind: Kind
+    pods: Mapping[int, str]
+    verdicts: frozenset[Verdict] = frozenset()
+    outcome: Outcome | None = None  # by the record of its end
+    concluded: bool = False  # what its end asks for is done
+
+    @property
+    def under_way(self) -> bool:
+        return self.outcome is None
+
+
+class Use(StrEnum):
+    """What became of a committed checkpoint."""
+
+    UNUSED = "unused"
+    RESTORED = "restored"  # the training goes on from it
+    FRESH = "fresh"  # it was given up: the training began anew
+    FAILED = "failed"  # it could not be restored; it waits for the user
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There never will be a checkpoint. `at`: seconds of the wall clock; `refused`: the program stands against it."""
+
+    at: float
+    message: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A TrainJobCheckpoint. `seen`: the TrainJob's generation when it failed to be restored."""
+
+    name: str
+    uid: str
+    job: str  # UID of its TrainJob
+    kind: Kind
+    serial: int = 0
+    operation: Operation | None = None  # that makes it
+    restore: Operation | None = None  # the last one
+    failed: Failed | None = None
+    published: bool = False  # its tag is in the registry
+    use: Use = Use.UNUSED
+    seen: int = 0
+    deleting: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Neither begun nor given up."""
+        return self.operation is None and self.failed is None
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return tuple(operation for operation in (self.operation, self.restore) if operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`timeout`: how long a suspend is held back, in seconds. What cannot be checkpointed runs on, or is suspended
+    without (`suspend_anyway`); what cannot be restored waits, or begins anew (`start_fresh`)."""
+
+    timeout: float = 900.0
+    suspend_anyway: bool = False
+    start_fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All of one (namespace, TrainJob name) at one time. `checkpoints` are in the order of their serials, also those
+    of jobs before this one under its name."""
+
+    now: float  # seconds of the wall clock
+    job: Job | None = None
+    jobset: JobSet | None = None
+    pods: tuple[Pod, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    policy: Policy = field(default_factory=Policy)
