@@ -1,4 +1,4 @@
-"""Clients of the API server, and the resources that are not part of Kubernetes itself. Their objects are dicts."""
+"""Clients of the API server, and the resources that we use. Their objects are dicts, as the API has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 from lightkube import ApiError, AsyncClient, Client, KubeConfig
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.generic_resource import create_namespaced_resource
+from lightkube.generic_resource import GenericNamespacedResource, create_api_info, create_namespaced_resource
 
 from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicy
@@ -21,6 +21,23 @@ TrainJobs = create_namespaced_resource("trainer.kubeflow.org", "v1alpha1", "Trai
 JobSets = create_namespaced_resource("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
 Checkpoints = create_namespaced_resource(names.GROUP, names.VERSION, TrainJobCheckpoint.KIND, TrainJobCheckpoint.PLURAL)
 Policies = create_namespaced_resource(names.GROUP, names.VERSION, CheckpointPolicy.KIND, CheckpointPolicy.PLURAL)
+
+
+class Pods(GenericNamespacedResource):
+    _api_info = create_api_info("", "v1", "Pod", "pods")
+
+
+class Secrets(GenericNamespacedResource):
+    _api_info = create_api_info("", "v1", "Secret", "secrets")
+
+
+class Events(GenericNamespacedResource):
+    _api_info = create_api_info("", "v1", "Event", "events")
+
+
+class Leases(GenericNamespacedResource):
+    _api_info = create_api_info("coordination.k8s.io", "v1", "Lease", "leases")
+
 
 TIMEOUT = httpx2.Timeout(10.0)
 
