@@ -69,6 +69,16 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Pod:
+    """The pod of a rank. `id` names it towards its own preStop."""
+
+    namespace: str
+    name: str
+    uid: str
+    id: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
     """What a rank's agent is told about the gang, with the first step. JSON as it travels: `Job(**args)`.
 
@@ -87,6 +97,7 @@ class Job:
     manifest: str = ""  # of a restore: the digest of the rank's manifest
     uid: str = ""
     checkpoint: str = ""  # of a restore: its operation
+    pod: Pod | None = None  # in a cluster
 
     def old(self, rank: str) -> dict[IpAddress, IpAddress]:
         """Old addresses of a rank, each with the one that it has now."""
@@ -103,6 +114,7 @@ class Job:
             addresses = {rank: tuple(known) for rank, known in args["addresses"].items()}
             if not all(addresses.values()):
                 raise ValueError("a rank without an address")
-            return cls(**{**args, "addresses": addresses, "volumes": tuple(args.get("volumes", ()))})
+            pod = Pod(**args["pod"]) if args.get("pod") else None
+            return cls(**{**args, "addresses": addresses, "volumes": tuple(args.get("volumes", ())), "pod": pod})
         except (TypeError, KeyError, ValueError) as error:
             raise UsageError(f"the first step's arguments do not describe a job: {error}") from None

@@ -1,0 +1,1 @@
+"""The agent's process on a node of a cluster."""

@@ -1,0 +1,3 @@
+from stasis.daemon.main import main
+
+main()
