@@ -1,58 +1,24 @@
 """`stasis`: the commands. What they print comes from here; what they do, from the layers below.
 
-Exit codes: 0 success; 1 an error without a class of its own; 2 wrong usage; 3 refused before anything was frozen;
-4 the machine lacks something; 5 memory, disk or descriptors too short; 6 a checkpoint failed, the program ran on;
-7 a restore failed, its checkpoint is intact; 8 the store cannot be used; 9 a checkpoint is corrupt; 10 a case went
-wrong. `try` exits with the program's own status where none of these came first.
+command.py lists the exit codes.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 import stasis
 from stasis import presentation as show
-from stasis.errors import StasisError, Unsupported
+from stasis.command import Group, output_option
 
 if TYPE_CHECKING:
     from stasis.store.repository import Repository
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def output_option(function: F) -> F:
-    """`-o table|json`."""
-    option = click.option(
-        "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Format."
-    )
-    return option(function)
-
-
-class Group(click.Group):
-    """Errors of ours become one line with a remedy, and their exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # containers are cleared away
-        try:
-            return super().invoke(ctx)
-        except StasisError as error:
-            console = Console(stderr=True, highlight=False)
-            console.print(f"[bold red]error:[/] {error.message}", soft_wrap=True)
-            if error.remedy:
-                console.print(f"[bold]remedy:[/] {error.remedy}", soft_wrap=True)
-            sys.exit(error.exit_code)
-        except ImportError as missing:
-            lack = Unsupported(f"a library is missing: {missing}", remedy="pip install stasis-operator")
-            click.echo(f"error: {lack}", err=True)
-            sys.exit(lack.exit_code)
 
 
 def opened(ref: str) -> Repository:

@@ -134,3 +134,9 @@ class Denied(StoreError):
 
 class NoSpace(StoreError):
     """The registry, the folder or the disk budget is full."""
+
+
+class TimedOut(StasisError):
+    """The time that a command was told to wait is over; what was asked for goes on."""
+
+    exit_code = 11
