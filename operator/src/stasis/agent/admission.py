@@ -68,7 +68,7 @@ def bring_init(pid1: int, config: RankConfig) -> None:
     build = Path(config.init).parent.name
     if Path(config.init) != Path("/", VOLUME, build, "init"):
         raise RestoreFailed(f"the checkpoint's keeper is {config.init}, which is no init of ours")
-    binary = provision.init_builds().get(build)
+    binary = provision.init_builds().get(provision.build_of(Path(config.init)))
     if binary is None:
         raise RestoreFailed(f"{build} is not on this node", remedy="keep the builds of init that checkpoints need")
     put_into_volume(pid1, build, "init", binary.read_bytes())

@@ -23,11 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """`folder` is this agent's alone and outlives it. `records` are those that the guardians here read."""
+    """`folder` is this agent's alone and outlives it; `host`: where the machine's root file system is seen. `records`
+    are those that the guardians here read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host: str = "/") -> None:
         self.state = StateDir(folder)
-        self.node = Node(folder, journal=lambda pid: helper(self.state, pid))
+        self.node = Node(folder, host=host, journal=lambda pid: helper(self.state, pid))
         self.records = Records(folder / "records")
 
     def close(self) -> None:

@@ -122,7 +122,7 @@ def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Str
     )
     processes = {lookup.inner_pids(pid)[-1]: pid for pid in proctree.walk(lookup.find_root(pid1).pid)}
     links = remaps.links(node.codec, streams, read, processes)
-    for area in areas(pid1, job.volumes):
+    for area in areas(pid1, job.volumes, host=node.host):
         reading = capture(area, links)
         captured.area_sizes[area.name] = reading
         if job.releases:

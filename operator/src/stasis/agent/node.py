@@ -23,11 +23,12 @@ from stasis.errors import UsageError
 
 @dataclass
 class Node:
-    """`state` is a folder of this machine that outlives the agent."""
+    """`state` is a folder of this machine that outlives the agent; `host`: where its root file system is seen."""
 
     state: Path
     bundle: Path = field(default_factory=provision.criu)
     buffers: Buffers = field(default_factory=Buffers)
+    host: str = "/"
     journal: Journal = contextlib.nullcontext  # of processes that must not outlive the agent
     _idle: list[Process] = field(default_factory=list)
 

@@ -30,9 +30,13 @@ def init() -> Path:
 
 
 def init_builds() -> dict[str, Path]:
-    """All builds of init that are here, by the name of their folders: a tree is restored with the one it was under."""
-    found = {path.parent.name: path for path in cache().glob("init-*/init")}
-    return found | {init().parent.name: init()}
+    """All builds of init that are here, by their digests: a tree is restored with the one it was under."""
+    return {build_of(path): path for path in (*cache().glob("init-*/init"), init())}
+
+
+def build_of(path: Path) -> str:
+    """The digest of a build of init, by the folder that it lies in: `init-VERSION-DIGEST`, or in a pod `DIGEST`."""
+    return path.parent.name.rpartition("-")[2]
 
 
 def rootfs() -> Path:

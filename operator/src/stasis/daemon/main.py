@@ -15,12 +15,13 @@ from pathlib import Path
 import click
 from aiohttp import web
 
+from stasis import logs
 from stasis.agent import provision
 from stasis.agent.agent import Agent
 from stasis.agent.fingerprint import criu_version
 from stasis.agent.journal import BOOT_ID
 from stasis.core.frames import Home
-from stasis.daemon import logs, records
+from stasis.daemon import records
 from stasis.daemon.certificates import Folder
 from stasis.daemon.metrics import Metrics
 from stasis.daemon.pods import ApiPods
@@ -45,6 +46,7 @@ class Settings:
     port: int
     node_port: int
     kubeconfig: Path | None
+    host_root: str
 
 
 @click.command(context_settings={"auto_envvar_prefix": "STASIS"})
@@ -57,6 +59,7 @@ class Settings:
 @click.option("--port", type=int, default=9443, help="For the controller.")
 @click.option("--node-port", type=int, default=9480, help="For kubelet and Prometheus.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), default=None, help="Default: that of our pod.")
+@click.option("--host-root", default="/", help="Where the node's root is seen; in a container: /proc/1/root.")
 @click.option("--log-level", default="info")
 def main(log_level: str, **given: object) -> None:
     """Checkpoint and restore the ranks on this node, as the controller says."""
@@ -80,7 +83,7 @@ async def _serve(settings: Settings) -> None:
     folder = Folder(settings.certificates)
     folder.server()  # or nothing is begun
     client = connect(configuration(settings.kubeconfig))
-    agent = Agent(settings.state)
+    agent = Agent(settings.state, host=settings.host_root)
     metrics, connections = Metrics(), Connections()
 
     def of(home: Home) -> ApiRecords:
