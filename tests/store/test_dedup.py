@@ -11,7 +11,7 @@ from stasis.errors import Unavailable
 from stasis.store.layout import LayoutRepository
 from stasis.store.reader import RankReader
 from stasis.store.repository import Repository
-from stasis.store.writer import RankResult, RankWriter
+from stasis.store.writer import RankResult, RankWriter, StoreOptions
 
 MIB, PAGE = 1 << 20, 4096
 
@@ -83,6 +83,22 @@ def test_a_repetition_is_stored_once(tmp_path: Path) -> None:
     result = writer.finish({})
     assert result.stats.duplicate >= 15.9 * MIB
     assert result.stats.stored < 8.1 * MIB
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_parent_serves_whether_it_is_compressed_or_not(tmp_path: Path, compress: bool) -> None:
+    repo = LayoutRepository(tmp_path)
+    data = np.random.default_rng(1).standard_normal(1 << 20).astype(np.float32).tobytes()
+    results = []
+    for uid, squeezed in (("parent", compress), ("child", not compress)):
+        parent = RankReader(repo, results[0].manifest) if results else None
+        writer = RankWriter(repo, uid=uid, rank=0, parent=parent, options=StoreOptions(compress=squeezed))
+        writer.put("pages-1.img", data)
+        results.append(writer.finish({}))
+    assert results[1].stats.stored == 0
+    assert RankReader(repo, results[1].manifest).read("pages-1.img", len(data)) == data
+    small = results[0].stats.stored < 0.9 * len(data)
+    assert small is compress
 
 
 def test_small_images_share_frames(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def contents(draw: st.DrawFn) -> bytes:
     return b"".join(out)
 
 
-@given(data=contents(), step=st.sampled_from([1 << 30, 100_001, 65536, 4095]))
+@given(data=contents(), step=st.sampled_from([1 << 30, 100_001, 65536, 4095]), compress=st.booleans())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_come_back(tmp_path: Path, data: bytes, step: int) -> None:
+def test_any_bytes_come_back(tmp_path: Path, data: bytes, step: int, compress: bool) -> None:
     repo = LayoutRepository(tmp_path)
-    writer = RankWriter(repo, uid="uid", rank=3, options=StoreOptions(workers=2))
+    writer = RankWriter(repo, uid="uid", rank=3, options=StoreOptions(workers=2, compress=compress))
     writer.add("pages-1.img", (memoryview(data)[at : at + step] for at in range(0, len(data), step)))
     result = writer.finish({})
     reader = RankReader(repo, result.manifest)

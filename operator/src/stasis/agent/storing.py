@@ -14,20 +14,23 @@ from stasis.errors import Corrupt, NotFound
 from stasis.store.connect import open_repository
 from stasis.store.media import Descriptor
 from stasis.store.reader import RankReader
+from stasis.store.reference import Reference
 from stasis.store.repository import Repository
 from stasis.store.writer import RankWriter, StoreOptions
 
 MEMORY = 256 << 20  # bytes that storing one rank may take
-OPTIONS = StoreOptions(memory_bytes=MEMORY)
+PACK = 32 << 20  # small enough for several to be under way in that memory
 
 
 class Storing:
     """One rank's writer, its memory touched and its parent looked up. Raises StoreError where the store cannot be used.
 
-    A parent that is gone or damaged is no parent: everything is stored anew.
+    A parent that is gone or damaged is no parent: everything is stored anew. What a folder gets of a tree that stays
+    frozen until then is not compressed: the disk takes it faster than a processor makes it smaller.
     """
 
     def __init__(self, job: Job, progress: Callable[[int], None] | None) -> None:
+        hurry = job.releases and Reference.parse(job.repository).path is not None
         with contextlib.ExitStack() as opened:
             repository = opened.enter_context(open_repository(job.repository))
             self._writer = RankWriter(
@@ -35,7 +38,7 @@ class Storing:
                 uid=job.uid,
                 rank=job.rank,
                 parent=_parent(repository, job.parent),
-                options=OPTIONS,
+                options=StoreOptions(memory_bytes=MEMORY, pack_bytes=PACK, compress=not hurry),
                 progress=progress,
             )
             opened.callback(self._writer.abort)

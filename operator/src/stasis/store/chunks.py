@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from stasis.store.chunker import PAGE, Cut
-from stasis.store.frame import MAX_FRAME, Encoder, checksum
+from stasis.store.frame import MAX_FRAME, Encoder, checksum, plain
 from stasis.store.index import HOLE
 from stasis.store.pack import Packer
 from stasis.store.pool import Bytes
@@ -51,8 +51,8 @@ class _Bundle:
 
 
 class ChunkStore:
-    def __init__(self, tables: Tables, packer: Packer) -> None:
-        self._tables, self._packer = tables, packer
+    def __init__(self, tables: Tables, packer: Packer, *, compress: bool) -> None:
+        self._tables, self._packer, self._compress = tables, packer, compress
         self._local = threading.local()
         self._lock = threading.Lock()
         self._bundle = _Bundle()
@@ -120,17 +120,22 @@ class ChunkStore:
         self._store_frame(scratch.buffer[:size], scratch.chunks)
 
     def _store_frame(self, raw: Bytes, chunks: list[tuple[int, int]]) -> None:
-        if not hasattr(self._local, "encoder"):
-            self._local.encoder = Encoder()
-        encoder: Encoder = self._local.encoder
         started = time.perf_counter()
-        parts, stride = encoder.encode(raw)
+        parts, stride = self._encoder.encode(raw) if self._compress else (plain(raw), 1)
         self._count("compress", started)
         started = time.perf_counter()
         pack, offset = self._packer.append(parts)
         stored = sum(len(part) for part in parts)
         self._tables.place((pack, stride, offset, stored, raw.size, checksum(parts)), chunks)
         self._count("pack", started)
+
+    @property
+    def _encoder(self) -> Encoder:
+        """This thread's."""
+        if not hasattr(self._local, "encoder"):
+            self._local.encoder = Encoder()
+        encoder: Encoder = self._local.encoder
+        return encoder
 
     def _count(self, stage: str, since: float) -> None:
         with self._lock:

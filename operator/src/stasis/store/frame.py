@@ -34,6 +34,11 @@ def checksum(parts: Iterable[Buffer]) -> int:
     return state.intdigest()
 
 
+def plain(raw: Bytes) -> list[Buffer]:
+    """A frame of stride 1 as it is stored without compression, in parts."""
+    return [struct.pack("<I", raw.size), raw.data]
+
+
 class Encoder:
     """Compresses frames; for one thread."""
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from stasis.errors import Corrupt, Denied, NoSpace, NotFound, StoreError
 from stasis.store import media
 from stasis.store.media import Buffer, Descriptor, Manifest
@@ -27,6 +29,8 @@ from stasis.store.repository import PROBE, read, tail
 
 _INDEX_LIMIT = 256 << 20
 _WRITE = 8 << 20
+_BLOCK = 4096
+_DIRECT = 1 << 20  # bytes from which on the page cache is passed by
 _Listed = dict[str, tuple[Descriptor, set[str]]]  # by digest: the manifest and its tags
 
 
@@ -88,9 +92,7 @@ class LayoutRepository:
             fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 for buffer in buffers:
-                    view = memoryview(buffer)
-                    while view:
-                        view = view[os.write(fd, view[:_WRITE]) :]
+                    _write(fd, buffer)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -285,6 +287,30 @@ class LayoutRepository:
 def _size(folder: Path) -> int:
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries)
+
+
+def _write(fd: int, buffer: Buffer) -> None:
+    """To the end of a file; whole blocks of memory that is aligned to them past the page cache, where the file system
+    can: a pack is written once and read much later, and copying it into memory that nobody used yet costs more than the
+    disk takes."""
+    view, start = memoryview(buffer), os.lseek(fd, 0, os.SEEK_CUR)
+    blocks = len(view) & -_BLOCK
+    if blocks >= _DIRECT and not (start | np.frombuffer(view, np.uint8).ctypes.data) % _BLOCK:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+            _write_out(fd, view[:blocks])
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    _write_out(fd, view[os.lseek(fd, 0, os.SEEK_CUR) - start :])
+
+
+def _write_out(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view[:_WRITE]) :]
 
 
 def _sync_folder(path: Path) -> None:

@@ -41,9 +41,10 @@ _SPILLED_PACKS = 16
 @dataclass(frozen=True)
 class StoreOptions:
     """`memory_bytes` bounds what a writer holds (at least 96 MiB); with `spill_dir` sealed packs wait in unlinked files
-    there instead. `workers` 0 means one per CPU of this process."""
+    there instead. `compress` False: for where time counts more than space. `workers` 0: one per CPU of this process."""
 
     memory_bytes: int = 1 << 30
+    compress: bool = True
     pack_bytes: int = 64 << 20
     workers: int = 0
     uploads: int = 4
@@ -124,7 +125,7 @@ class RankWriter:
             spill=options.spill_dir,
         )
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="stasis-pack")
-        self._chunks = ChunkStore(self._tables, self._packer)
+        self._chunks = ChunkStore(self._tables, self._packer, compress=options.compress)
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         self._streams: dict[str, _Stream] = {}
