@@ -59,6 +59,14 @@ cases: ## programs that break checkpointing: DIR=FOLDER
 	fi
 	$(RUN) -m stasis cases $(DIR)
 
+.PHONY: cluster-up
+cluster-up: ## the e2e cluster (kind, JobSet, Trainer, a registry); prints its kubeconfig
+	@e2e/cluster/up.sh
+
+.PHONY: cluster-down
+cluster-down: ## take it down again, whole or half
+	@e2e/cluster/down.sh
+
 SIZES ?= 1
 .PHONY: bench
 bench: ## the data path beside what people would use: SIZES=1,4 [ONLY=P1,P6] [RUNS=5]

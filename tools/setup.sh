@@ -6,7 +6,7 @@
 [ "$(id -u)" = 0 ] || die "Stasis freezes, dumps and restores processes of containers: run this as root"
 [ -f /etc/debian_version ] || die "this script knows Debian only; see CONTRIBUTING.md for what is needed elsewhere"
 
-PACKAGES="ca-certificates curl docker-registry gcc git iproute2 libc6-dev libnftables1 make nftables openssl python3 python3-venv
+PACKAGES="ca-certificates curl docker-registry gcc git iproute2 iptables jq libc6-dev libnftables1 make nftables openssl python3 python3-venv
 	runc util-linux xz-utils mmdebstrap libprotobuf-c1 libnl-3-200 libnet1"
 missing=$(for p in $PACKAGES; do dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || echo "$p"; done)
 if [ -n "$missing" ]; then

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Take the e2e cluster down, whole or half, and the project's own Docker daemon with it. What was built stays cached.
+. "$(dirname "$0")/lib.sh"
+locked
+keep=
+[ "${1:-}" = --keep-docker ] && keep=1
+
+# Containers may be left though their daemon was killed: a new one knows them from its folder.
+if [ -z "$OWN_DOCKER" ] || [ -d "$RUN" ] || [ -n "$(ls "$DOCKER_ROOT/containers" 2>/dev/null)" ]; then
+	PATH=$("$HERE/docker.sh" up):$PATH
+	containers=$(docker ps -aq --filter "label=io.x-k8s.kind.cluster=$CLUSTER"; docker ps -aq --filter "name=^$CLUSTER-registry\$")
+	[ -z "$containers" ] || docker rm -fv $containers >/dev/null
+	if docker network inspect "$CLUSTER" >/dev/null 2>&1; then docker network rm "$CLUSTER" >/dev/null; fi
+	[ -n "$keep" ] || "$HERE/docker.sh" down
+fi
+rm -rf --one-file-system "$STATE/made" "$STATE/node" "$KUBECONFIG"

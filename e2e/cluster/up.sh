@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Bring the e2e cluster up and print the path of its kubeconfig. A cluster that is up already, made by these very
+# files, is left as it is; anything else, half a cluster included, is taken down first.
+. "$(dirname "$0")/lib.sh"
+locked
+PATH=$("$HERE/docker.sh" up):$PATH
+SECONDS=0
+step() { say "$* ($SECONDS s)"; }
+
+stock=
+if [ -n "$OWN_DOCKER" ] || ! timeout 5 docker manifest inspect kindest/node:latest >/dev/null 2>&1; then
+	image=$("$HERE/node-image.sh")
+else
+	stock=1
+	image=kindest/node:v1.36.3
+fi
+mapfile -t pieces < <("$HERE/program.sh" kind kubernetes cni jobset trainer helm)
+read -r kind kubernetes cni jobset trainer helm <<<"${pieces[*]}"
+ipam=$("$HERE/ipam.sh")
+layout=$("$HERE/trainer-image.sh")
+oras=$("$REPO/tools/oras.sh")
+PATH=$kind/bin:$kubernetes/bin:$PATH
+made=$(cat "$HERE"/*.{sh,yaml} <(echo "$image" "${pieces[@]}" "$ipam" "$layout") | key -)
+if [ "$(cat "$STATE/made" 2>/dev/null)" = "$made" ] && kubectl get --raw /readyz >/dev/null 2>&1; then
+	echo "$KUBECONFIG"
+	exit
+fi
+"$HERE/down.sh" --keep-docker
+
+step "the registry"
+docker network create --subnet "$NETWORK" -o com.docker.network.bridge.name="$CLUSTER" "$CLUSTER" >/dev/null
+"$HERE/registry.sh"
+"$oras" cp --no-tty --from-oci-layout "$layout:e2e" --to-plain-http "$REGISTRY_PUSH/stasis-trainer:e2e" >"$STATE/push.log" 2>&1 &
+push=$!
+
+step "the nodes"
+sed "s|@HERE@|$HERE|" "$HERE/kind.yaml" |
+	kind create cluster --quiet --name "$CLUSTER" --image "$image" --config - 2>"$STATE/kind.log" 8>&- ||
+	{ cat "$STATE/kind.log" >&2; die "kind does not make the cluster"; }
+
+step "the network"
+kubectl get nodes -o jsonpath='{range .items[*]}{.metadata.name} {.spec.podCIDR}{"\n"}{end}' |
+	while read -r node cidr; do
+		docker cp -q "$HERE/pod-network.sh" "$node:/usr/local/bin/pod-network"
+		for plugin in "$cni/bin/bridge" "$cni/bin/host-local" "$cni/bin/loopback" "$ipam/stasis-ipam"; do
+			docker cp -q "$plugin" "$node:/opt/cni/bin/"
+		done
+		docker exec -i "$node" sh -s "$cidr" "$REGISTRY" <"$HERE/join-network.sh"
+	done
+kubectl wait --for=condition=Ready node --all --timeout=90s >/dev/null
+wait "$push" || { cat "$STATE/push.log" >&2; die "the training image cannot be pushed"; }
+
+step "JobSet, Trainer and the training image"
+workers=$(kubectl get nodes -l '!node-role.kubernetes.io/control-plane' -o name | cut -d/ -f2)
+for node in $workers; do    # pulls the image before a test waits for it
+	kubectl run "pull-$node" --image "$REGISTRY/stasis-trainer:e2e" --restart=Never --overrides "{\"spec\":{\"nodeName\":\"$node\"}}" -- true
+done >/dev/null
+[ -n "$stock" ] || "$HERE/volumes.sh" $workers
+render jobset "$jobset" | kubectl apply --server-side -f - >/dev/null
+render trainer "$trainer" | kubectl apply --server-side -f - >/dev/null
+for name in kube-system/coredns jobset-system/jobset-controller-manager kubeflow-system/kubeflow-trainer-controller-manager; do
+	kubectl -n "${name%/*}" rollout status "deployment/${name#*/}" --timeout=120s >/dev/null
+done
+sed "s|@REGISTRY@|$REGISTRY|" "$HERE/runtime.yaml" >"$STATE/runtime.yaml"
+# Trainer's webhook serves a moment after its pod is ready.
+for _ in $(seq 60); do kubectl apply -f "$STATE/runtime.yaml" >/dev/null 2>"$STATE/runtime.log" && break; sleep 1; done
+kubectl get clustertrainingruntime torch-e2e >/dev/null || { cat "$STATE/runtime.log" >&2; die "the training runtime is refused"; }
+for node in $workers; do
+	kubectl wait --for=jsonpath='{.status.phase}'=Succeeded "pod/pull-$node" --timeout=180s >/dev/null
+	kubectl delete pod "pull-$node" --wait=false >/dev/null
+done
+step "the cluster is up"
+echo "$made" >"$STATE/made"
+echo "$KUBECONFIG"

@@ -1,0 +1,3 @@
+module stasis.dev/cni
+
+go 1.21
