@@ -139,6 +139,8 @@ class _Gang:
     @property
     def _next_serial(self) -> int:
         serials = [checkpoint.serial for checkpoint in self.checkpoints]
+        suffixes = [checkpoint.name.rpartition("-")[2] for checkpoint in self.checkpoints]
+        serials += [int(text) for text in suffixes if text.isascii() and text.isdigit()]  # names are made of serials
         serials += [operation.serial for checkpoint in self.checkpoints for operation in checkpoint.operations]
         stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
         serials += [stamp.generation for stamp in stamps if stamp]
@@ -186,7 +188,8 @@ class _Gang:
         suspends = [c for c in self.checkpoints if c.kind is Kind.RELEASE and not c.deleting]
         latest = suspends[-1] if suspends else None
         if latest is not None and latest.waiting:
-            return Decision.to(Begin(latest.name, latest.serial, Kind.RELEASE, tuple(running.values()), finished))
+            serial = latest.serial or self._next_serial
+            return Decision.to(Begin(latest.name, serial, Kind.RELEASE, tuple(running.values()), finished))
         return self._try(latest.failed if latest else None)
 
     def _let_go(self, reason: str, message: str) -> Decision:

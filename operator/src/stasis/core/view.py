@@ -26,9 +26,6 @@ class Pod:
     rank: int
     name: str
     uid: str
-    node: str = ""
-    ip: str = ""
-    container: str = ""  # the runtime's id
     running: bool = False
     succeeded: bool = False
     failed: bool = False
@@ -135,8 +132,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All of one (namespace, TrainJob name) at one time. `checkpoints` are in the order of their serials, also those
-    of jobs before this one under its name."""
+    """All of one (namespace, TrainJob name) at one time. `checkpoints` are in the order of their serials, those that
+    have none yet last; also of jobs before this one under its name."""
 
     now: float  # seconds of the wall clock
     job: Job | None = None

@@ -10,7 +10,12 @@ from typing import Any
 import httpx2
 from lightkube import ApiError, AsyncClient, Client, KubeConfig
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.generic_resource import GenericNamespacedResource, create_api_info, create_namespaced_resource
+from lightkube.generic_resource import (
+    GenericGlobalResource,
+    GenericNamespacedResource,
+    create_api_info,
+    create_namespaced_resource,
+)
 
 from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicy
@@ -37,6 +42,12 @@ class Events(GenericNamespacedResource):
 
 class Leases(GenericNamespacedResource):
     _api_info = create_api_info("coordination.k8s.io", "v1", "Lease", "leases")
+
+
+class MutatingWebhookConfigurations(GenericGlobalResource):
+    _api_info = create_api_info(
+        "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"
+    )
 
 
 TIMEOUT = httpx2.Timeout(10.0)

@@ -1,0 +1,1 @@
+"""The cluster's controller: sees TrainJobs, decides, leads the gang protocol."""

@@ -1,0 +1,3 @@
+from stasis.controllers.main import main
+
+main()

@@ -1,0 +1,103 @@
+"""One TrainJob with all that belongs to it, read from the API server now: what is decided upon."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lightkube import AsyncClient
+from lightkube.types import PatchType
+
+from stasis.api import names
+from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
+from stasis.api.v1alpha1.trainjobcheckpoint import HOLD_FINALIZER, TrainJobCheckpoint
+from stasis.controllers.description import Description
+from stasis.controllers.observe import checkpoint_of, is_rank, jobset_of, pod_of, policy_of
+from stasis.controllers.seen import Key, Seen, in_order, pods_of
+from stasis.core.plan import Kind
+from stasis.core.view import View
+from stasis.errors import NotFound
+from stasis.kube.client import Checkpoints, JobSets, Pods, TrainJobs, label, meta, translated
+
+
+@dataclass(frozen=True)
+class Live:
+    key: Key
+    job: Any | None
+    jobset: Any | None
+    pods: dict[str, Any]  # by UID
+    checkpoints: dict[str, Any]  # by name
+    policy_name: str
+    policy: CheckpointPolicySpec
+    view: View
+
+    def checkpoint(self, name: str) -> Any:
+        return self.checkpoints[name]
+
+    def description(self, name: str, op: str) -> Description:
+        operations = self.checkpoints[name]["status"]["operations"]
+        return Description.from_json(next(entry["spec"] for entry in operations if entry["op"] == op))
+
+    def known_addresses(self, pods: dict[int, str]) -> dict[int, tuple[str, ...]]:
+        """By which addresses the processes in these pods (rank -> UID) know the ranks, where they were restored."""
+        for checkpoint in self.checkpoints.values():
+            for entry in (checkpoint.get("status") or {}).get("operations") or ():
+                if entry["kind"] != str(Kind.RESTORE):
+                    continue
+                description = Description.from_json(entry["spec"])
+                if set(pods.values()) <= set(description.pods.values()):
+                    return description.addresses
+        return {}
+
+
+async def read(client: AsyncClient, seen: Seen, key: Key) -> Live:
+    """Raises Unavailable or Denied."""
+    namespace, name = key
+    with translated(f"trainjob {namespace}/{name}"):
+        job = await _get(client, TrainJobs, namespace, name)
+        jobset = await _get(client, JobSets, namespace, name)
+        enabled = jobset is not None and bool(label(jobset, names.POLICY_LABEL))
+        pods = {}
+        async for pod in client.list(Pods, namespace=namespace, labels={names.JOBSET_NAME_LABEL: name}):
+            if is_rank(pod):
+                pods[meta(pod)["uid"]] = pod
+        checkpoints = await _checkpoints(client, seen, key)
+    policy_name = label(jobset, names.POLICY_LABEL) if enabled else names.DEFAULT_POLICY
+    policy = seen.policy_of(namespace, policy_name)
+    view = View(
+        now=time.time(),
+        job=None if job is None else seen.job(key, job),
+        jobset=jobset_of(jobset) if enabled else None,
+        pods=tuple(pod_of(pod, seen.told(uid)) for uid, pod in pods.items()),
+        checkpoints=in_order(checkpoint_of(c, pods_of(c)) for c in checkpoints.values()),
+        policy=policy_of(policy),
+    )
+    return Live(key, job, jobset, pods, checkpoints, policy_name, policy, view)
+
+
+async def _get(client: AsyncClient, kind: Any, namespace: str, name: str) -> Any | None:
+    try:
+        with translated(f"{kind.__name__} {namespace}/{name}"):
+            return await client.get(kind, name, namespace=namespace)
+    except NotFound:
+        return None
+
+
+async def _checkpoints(client: AsyncClient, seen: Seen, key: Key) -> dict[str, Any]:
+    """Those of the TrainJob's name. One that a user has made gets the labels and the finalizer that ours have."""
+    namespace, job = key
+    found: dict[str, Any] = {}
+    async for checkpoint in client.list(Checkpoints, namespace=namespace, labels={names.TRAINJOB_LABEL: job}):
+        found[meta(checkpoint)["name"]] = checkpoint
+    for name in seen.checkpoint_names(key) - set(found):
+        made = await _get(client, Checkpoints, namespace, name)
+        if made is None or "deletionTimestamp" in meta(made):
+            continue
+        labels = TrainJobCheckpoint.labels_for(job, made["spec"]["trainJob"]["uid"])
+        finalizers = sorted({*(meta(made).get("finalizers") or ()), HOLD_FINALIZER})
+        about = {"resourceVersion": meta(made)["resourceVersion"], "labels": labels, "finalizers": finalizers}
+        found[name] = await client.patch(
+            Checkpoints, name, {"metadata": about}, namespace=namespace, patch_type=PatchType.MERGE
+        )
+    return found

@@ -1,0 +1,186 @@
+"""The API's objects as `core.view` has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from stasis.api import names
+from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec, OnFailure, OnRestoreFailure
+from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
+from stasis.core import gate
+from stasis.core.plan import Kind, Outcome
+from stasis.core.records import Verdict
+from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Use
+from stasis.errors import UsageError
+from stasis.kube.client import annotation, label, meta
+
+TRAINER_JOB = "node"  # the replicated job of a JobSet whose pods are the ranks
+REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+
+REFUSED = "Refused"  # reason of Failed: the program itself stands against it
+STARTED_FRESH = "StartedFresh"  # reasons of Restored=False; any other than these three means that it cannot be restored
+WITHDRAWN = "Withdrawn"
+RANK_LOST = "RankLost"
+
+
+def condition(obj: Any, kind: str) -> dict[str, Any]:
+    """Empty where there is none."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return next((dict(c) for c in conditions if c.get("type") == kind), {})
+
+
+def holds(obj: Any, kind: str) -> bool:
+    return condition(obj, kind).get("status") == "True"
+
+
+def seconds(time: str | None) -> float:
+    """Of the wall clock; 0 for none."""
+    return datetime.fromisoformat(time).timestamp() if time else 0.0
+
+
+def job_of(obj: Any, asked_at: float) -> Job:
+    """`asked_at`: when we first saw that it is to be suspended, for as long as Trainer has not said so."""
+    about, spec = meta(obj), obj.get("spec") or {}
+    since = seconds(condition(obj, "Suspended")["lastTransitionTime"]) if holds(obj, "Suspended") else asked_at
+    return Job(
+        uid=about["uid"],
+        suspend=bool(spec.get("suspend")),
+        generation=int(about.get("generation", 0)),
+        since=since,
+        deleting="deletionTimestamp" in about,
+        finished=holds(obj, "Complete") or holds(obj, "Failed"),
+        discard=annotation(obj, names.DISCARD) == "true",
+    )
+
+
+def jobset_of(obj: Any) -> JobSet:
+    spec = obj.get("spec") or {}
+    trainer: Mapping[str, Any] = next((j for j in spec.get("replicatedJobs") or () if j["name"] == TRAINER_JOB), {})
+    template = (trainer.get("template") or {}).get("spec") or {}
+    pods = int(template.get("completions") or template.get("parallelism") or 1)
+    try:
+        state = gate.parse_gate(annotation(obj, names.GATE))
+    except UsageError:  # written by somebody else: the webhook reads it the same way
+        state = gate.Open()
+    return JobSet(
+        suspend=bool(spec.get("suspend")),
+        ranks=pods * int(trainer.get("replicas") or 1),
+        gate=state,
+        incarnation=_incarnation((template.get("template") or {}).get("metadata") or {}),
+        deleting="deletionTimestamp" in meta(obj),
+    )
+
+
+def _incarnation(about: Mapping[str, Any]) -> Incarnation | None:
+    try:
+        stamp = gate.Stamp.of(about.get("annotations") or {})
+    except UsageError:
+        return None
+    return Incarnation(stamp.uid, stamp.generation) if stamp else None
+
+
+def is_rank(pod: Any) -> bool:
+    """Whether it is one of the ranks' pods, and not an initializer's."""
+    return label(pod, REPLICATED_JOB_LABEL) == TRAINER_JOB and bool(
+        label(pod, names.COMPLETION_INDEX) or annotation(pod, names.COMPLETION_INDEX)
+    )
+
+
+def pod_rank(pod: Any) -> int:
+    return int(label(pod, names.COMPLETION_INDEX) or annotation(pod, names.COMPLETION_INDEX))
+
+
+def container_name(pod: Any) -> str:
+    """Of the container that is checkpointed."""
+    return annotation(pod, names.CONTAINER) or CheckpointPolicySpec().container
+
+
+def container_status(pod: Any) -> dict[str, Any] | None:
+    """Of the container that is checkpointed."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return next((dict(s) for s in statuses if s["name"] == container_name(pod)), None)
+
+
+def pod_of(obj: Any, told: bool = False) -> Pod:
+    about, status = meta(obj), obj.get("status") or {}
+    running = ((container_status(obj) or {}).get("state") or {}).get("running") is not None
+    return Pod(
+        rank=pod_rank(obj),
+        name=about["name"],
+        uid=about["uid"],
+        running=running and bool(status.get("podIP")),
+        succeeded=status.get("phase") == "Succeeded",
+        failed=status.get("phase") == "Failed",
+        terminating="deletionTimestamp" in about,
+        incarnation=_incarnation(about),
+        told=told,
+    )
+
+
+def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint:
+    """`pods`: by operation, as its description has them."""
+    about, spec, status = meta(obj), obj["spec"], obj.get("status") or {}
+    operations = [_operation(entry, pods[entry["op"]]) for entry in status.get("operations") or ()]
+    failed = condition(obj, ConditionType.FAILED)
+    use, seen = _use(condition(obj, ConditionType.RESTORED))
+    return Checkpoint(
+        name=about["name"],
+        uid=about["uid"],
+        job=spec["trainJob"]["uid"],
+        kind=Kind.RELEASE if spec.get("kind") == CheckpointKind.SUSPEND else Kind.CONTINUE,
+        serial=int(status.get("serial") or 0),
+        operation=next((o for o in operations if o.kind is not Kind.RESTORE), None),
+        restore=next((o for o in reversed(operations) if o.kind is Kind.RESTORE), None),
+        failed=Failed(seconds(failed["lastTransitionTime"]), failed.get("message", ""), failed["reason"] == REFUSED)
+        if failed.get("status") == "True"
+        else None,
+        published=bool(status.get("tag")),
+        use=use,
+        seen=seen,
+        deleting="deletionTimestamp" in about,
+    )
+
+
+def _operation(entry: Mapping[str, Any], pods: Mapping[int, str]) -> Operation:
+    records = entry.get("records") or ()
+    verdicts = frozenset(Verdict(record["verdict"]) for record in records)
+    return Operation(
+        op=entry["op"],
+        serial=int(entry["serial"]),
+        kind=Kind(entry["kind"]),
+        pods=pods,
+        verdicts=verdicts,
+        outcome=Outcome(end_of(entry)["outcome"]) if Verdict.ENDED in verdicts else None,
+        concluded=bool(entry.get("outcome")),
+    )
+
+
+def _use(restored: Mapping[str, Any]) -> tuple[Use, int]:
+    match restored.get("status"), restored.get("reason"):
+        case "True", _:
+            return Use.RESTORED, 0
+        case "False", "StartedFresh":
+            return Use.FRESH, 0
+        case "False", reason if reason not in (WITHDRAWN, RANK_LOST):
+            return Use.FAILED, int(restored.get("observedGeneration") or 0)
+        case _:
+            return Use.UNUSED, 0
+
+
+def end_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of an operation's end."""
+    record: dict[str, Any] = next(
+        json.loads(record["record"]) for record in entry["records"] if record["verdict"] == Verdict.ENDED
+    )
+    return record
+
+
+def policy_of(spec: CheckpointPolicySpec) -> Policy:
+    return Policy(
+        timeout=float(spec.timeout_seconds),
+        suspend_anyway=spec.on_failure is OnFailure.SUSPEND,
+        start_fresh=spec.on_restore_failure is OnRestoreFailure.START_FRESH,
+    )

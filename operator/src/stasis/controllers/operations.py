@@ -1,0 +1,155 @@
+"""The coordinators of this leader: one thread for each operation that is under way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightkube import Client
+
+from stasis.agent.runner import BootClock, RecordsPort, Runner
+from stasis.controllers.agents import Agents
+from stasis.controllers.description import Description
+from stasis.core import machine as m
+from stasis.core.agreement import agreement
+from stasis.core.driver import CoordinatorDriver
+from stasis.core.frames import Answer, Command, Forget, Home, Progress
+from stasis.core.gang import Coordinator
+from stasis.core.messages import Decided, Message, Order
+from stasis.core.plan import Outcome
+from stasis.core.steps import Step
+from stasis.kube.records import ApiRecords
+
+log = logging.getLogger(__name__)
+
+Results = dict[Step, Mapping[int, Mapping[str, Any]]]
+
+
+@dataclass
+class _Led:
+    """An operation that this process leads."""
+
+    home: Home
+    description: Description
+    address: str
+    runner: Runner
+    told: Callable[[], None]  # something changed that only this process knows
+    results: Results = field(default_factory=dict)  # what each rank returned, by step
+    withdrawn: bool = False
+    lost: set[int] = field(default_factory=set)
+    stage: str = ""
+    stored: dict[int, int] = field(default_factory=dict)  # rank -> bytes so far
+    outcome: Outcome | None = None
+
+
+class _Transport:
+    """To the members of one operation, over their nodes' connections."""
+
+    def __init__(self, agents: Agents, home: Home, nodes: Mapping[int, str]) -> None:
+        self._agents = agents
+        self._home = home
+        self._nodes = nodes
+
+    def send(self, to: str, message: Message) -> None:
+        assert isinstance(message, Order | Decided)
+        self._agents.send(self._nodes[int(to.rpartition("#")[2])], Command(to, message, self._home))
+
+
+class Operations:
+    """Used from within the event loop, but for `tell`'s callers. `epoch()`: higher with each call."""
+
+    def __init__(self, client: Client, agents: Agents, epoch: Callable[[], int]) -> None:
+        self._client = client
+        self._agents = agents
+        self._epoch = epoch
+        self._led: dict[str, _Led] = {}
+
+    def drive(
+        self,
+        home: Home,
+        description: Description,
+        *,
+        withdraw: bool,
+        lost: Iterable[int],
+        told: Callable[[], None],
+    ) -> None:
+        """See that the operation is led from here. `told` is called, in any thread, when there is news of it."""
+        op = description.spec.op
+        led = self._led.get(op)
+        if led is not None and (led.runner.failure is not None or led.outcome is Outcome.SUPERSEDED):
+            log.error("operation %s: its coordinator ended (%r); another one takes over", op, led.runner.failure)
+            self._drop(op)
+            led = None
+        if led is None:
+            led = self._led[op] = self._lead(home, description, told)
+            led.runner.start()
+        if withdraw and not led.withdrawn:
+            led.withdrawn = True
+            led.runner.driver.post(m.Withdraw())
+        for rank in sorted(set(lost) - led.lost):
+            led.lost.add(rank)
+            led.runner.driver.post(m.Lost(rank))
+
+    def _lead(self, home: Home, description: Description, told: Callable[[], None]) -> _Led:
+        spec, clock = description.spec, BootClock()
+        coordinator = Coordinator(spec, self._epoch(), agreement(spec))
+        runner = Runner(
+            lambda wake: CoordinatorDriver(
+                coordinator,
+                clock=clock,
+                transport=_Transport(self._agents, home, description.nodes),
+                records=RecordsPort(ApiRecords(self._client, home.namespace, home.name, home.uid)),
+                notify=lambda notice: _note(led, notice),
+                wake=wake,
+            ),
+            clock,
+        )
+        led = _Led(home, description, coordinator.address, runner, told)
+        log.info("leads operation %s (%s) of ranks %s", coordinator.address, spec.kind, list(spec.ranks))
+        return led
+
+    def hear(self, frame: Answer | Progress) -> None:
+        """What an agent says."""
+        if isinstance(frame, Answer):
+            led = self._led.get(frame.message.op)
+            if led is not None and led.address == frame.to:
+                led.runner.driver.post(frame.message)
+        elif led := self._led.get(frame.op):
+            led.stored[frame.rank] = frame.bytes
+
+    def results(self, op: str) -> Results:
+        """What its ranks returned, as far as this process has led it."""
+        led = self._led.get(op)
+        return led.results if led else {}
+
+    def forget(self, description: Description) -> None:
+        """The operation's end is recorded and concluded."""
+        op = description.spec.op
+        for node in set(description.nodes.values()):
+            self._agents.send(node, Forget(op))
+        self._drop(op)
+
+    def _drop(self, op: str) -> None:
+        if led := self._led.pop(op, None):
+            led.runner.stop()
+
+    def stop(self) -> None:
+        """Lead no more; another process goes on from the records."""
+        for op in list(self._led):
+            self._drop(op)
+
+
+def _note(led: _Led, notice: m.Notice) -> None:
+    """In the coordinator's thread."""
+    match notice:
+        case m.StageBegun():
+            led.stage = str(notice.stage.step)
+        case m.StageDone():
+            led.results[notice.stage.step] = notice.results
+        case m.Ended():
+            led.outcome = notice.outcome
+            led.told()
+        case m.Recorded():
+            led.told()

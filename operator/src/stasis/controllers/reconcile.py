@@ -1,0 +1,396 @@
+"""Carries out what is decided for a TrainJob. Every write is refused by the API server where the view was out of date,
+and then comes again with another view: two controllers at once do no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightkube import AsyncClient
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.types import PatchType
+
+from stasis.api import names
+from stasis.api.v1alpha1.checkpointpolicy import Addresses
+from stasis.api.v1alpha1.trainjobcheckpoint import (
+    HOLD_FINALIZER,
+    CheckpointKind,
+    ConditionType,
+    TrainJobCheckpoint,
+)
+from stasis.controllers import live, status, stored
+from stasis.controllers.agents import Agents
+from stasis.controllers.description import container_id, describe
+from stasis.controllers.events import Teller
+from stasis.controllers.live import Live
+from stasis.controllers.observe import condition, holds, pod_rank
+from stasis.controllers.operations import Operations
+from stasis.controllers.seen import Key, Seen
+from stasis.core import actions as a
+from stasis.core.decide import decide
+from stasis.core.frames import Home
+from stasis.core.gate import Gate, Resume, Stamp
+from stasis.core.plan import Kind, Outcome
+from stasis.errors import NotFound, StasisError, StoreError
+from stasis.kube.client import Checkpoints, JobSets, annotation, meta, translated, unless_changed
+
+log = logging.getLogger(__name__)
+
+PARENT_LOST = "ParentLost"
+
+
+@dataclass(frozen=True)
+class Settings:
+    repository: str  # prefix; NAMESPACE/UID of the job is added
+
+
+class Reconciler:
+    """`work(key)` for a work queue; `again(key)` puts a key there, from any thread."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        seen: Seen,
+        operations: Operations,
+        agents: Agents,
+        teller: Teller,
+        settings: Settings,
+        again: Callable[[Key], None],
+    ) -> None:
+        self._client = client
+        self._seen = seen
+        self._operations = operations
+        self._agents = agents
+        self._teller = teller
+        self._settings = settings
+        self._again = again
+        self._handlers: Mapping[type, Callable[[Live, Any], Awaitable[None]]] = {
+            a.Drive: self._drive,
+            a.Conclude: self._conclude,
+            a.Create: self._create,
+            a.Begin: self._begin,
+            a.BeginRestore: self._begin_restore,
+            a.SetGate: self._set_gate,
+            a.OpenResume: self._open_resume,
+            a.Fail: self._fail,
+            a.Publish: self._publish,
+            a.StartFresh: self._start_fresh,
+            a.Word: self._word,
+            a.LetGo: self._let_go,
+        }
+
+    async def work(self, key: Key) -> float | None:
+        """Do what is due; after how many seconds to look again. Raises StasisError where not all could be done."""
+        glance = decide(self._seen.view(key))
+        if not glance.actions:
+            return glance.again
+        seen = await live.read(self._client, self._seen, key)
+        decision = decide(seen.view)
+        trouble: StasisError | None = None
+        for action in decision.actions:
+            try:
+                await self._handlers[type(action)](seen, action)
+            except StasisError as error:  # one that fails does not keep the others
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+        return decision.again
+
+    # ------------------------------------------------------------ operations
+
+    async def _drive(self, seen: Live, action: a.Drive) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        self._operations.drive(
+            _home(checkpoint),
+            seen.description(action.checkpoint, action.op),
+            withdraw=action.withdraw,
+            lost=action.lost,
+            told=lambda: self._again(seen.key),
+        )
+
+    async def _create(self, seen: Live, action: a.Create) -> None:
+        job = meta(seen.job)
+        checkpoint = Checkpoints(
+            metadata=ObjectMeta(
+                name=f"{job['name']}-{action.serial}",
+                namespace=job["namespace"],
+                labels=TrainJobCheckpoint.labels_for(job["name"], job["uid"]),
+                finalizers=[HOLD_FINALIZER],
+            ),
+            spec={
+                "trainJob": {"name": job["name"], "uid": job["uid"]},
+                "kind": str(CheckpointKind.SUSPEND),
+                "requestedBy": "spec.suspend",
+                "policy": seen.policy_name,
+                "container": seen.policy.container,
+            },
+        )
+        with translated(f"checkpoint {job['name']}-{action.serial}"):
+            self._seen.checkpoint(await self._client.create(checkpoint), False)
+
+    async def _begin(self, seen: Live, action: a.Begin) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        pods = [seen.pods[pod.uid] for pod in action.pods]
+        if refusals := [cause for pod in pods if (cause := _unprepared(pod))]:
+            await self._fail_with(seen, checkpoint, "; ".join(refusals), refused=True)
+            return
+        repository = self._repository(seen, checkpoint)
+        description = describe(
+            checkpoint,
+            action.kind,
+            action.serial,
+            pods,
+            world_size=seen.view.jobset.ranks if seen.view.jobset else len(pods),
+            repository=repository,
+            policy=seen.policy,
+            known=seen.known_addresses({pod.rank: pod.uid for pod in action.pods}),
+            manifests=_parents(seen, checkpoint, repository),
+            finished=action.finished,
+        )
+        facts = {
+            "serial": action.serial,
+            "policy": seen.policy_name,
+            "repository": repository,
+            "container": seen.policy.container,
+            "worldSize": description.args["*"]["world_size"],
+            "startTime": status.now(),
+            "message": "",
+        }
+        await self._patch(checkpoint, status.begun(checkpoint, description, pods, **facts))
+        what = "is checkpointed, and then suspended" if action.kind is Kind.RELEASE else "is checkpointed"
+        await self._teller.tell(seen.job, "Checkpointing", f"{what}: {action.checkpoint}")
+
+    async def _begin_restore(self, seen: Live, action: a.BeginRestore) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        pods = [seen.pods[pod.uid] for pod in action.pods]
+        repository, manifests = checkpoint["status"]["repository"], _manifests(checkpoint)
+        needs = await asyncio.to_thread(stored.look, repository, manifests)
+        description = describe(
+            checkpoint,
+            Kind.RESTORE,
+            action.serial,
+            pods,
+            world_size=checkpoint["status"]["worldSize"],
+            repository=repository,
+            policy=seen.policy,
+            known=needs.addresses,
+            manifests=manifests,
+        )
+        await self._patch(checkpoint, status.begun(checkpoint, description, pods))
+
+    async def _conclude(self, seen: Live, action: a.Conclude) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        description = seen.description(action.checkpoint, action.op)
+        generation = int(meta(seen.job).get("generation", 0)) if seen.job else 0
+        change = status.concluded(checkpoint, action.op, self._operations.results(action.op), generation)
+        await self._patch(checkpoint, change)
+        self._operations.forget(description)
+        outcome = next(Outcome(o["outcome"]) for o in change["operations"] if o["op"] == action.op)
+        message, bad = _told(outcome, action.checkpoint, str(change.get("message", "")))
+        await self._teller.tell(seen.job, str(outcome).capitalize(), message, warning=bad)
+
+    # ------------------------------------------------------------ the gate
+
+    async def _set_gate(self, seen: Live, action: a.SetGate) -> None:
+        await self._write_gate(seen, action.gate)
+        if action.reason:
+            await self._teller.tell(seen.job, action.reason, action.message, warning=True)
+
+    async def _open_resume(self, seen: Live, action: a.OpenResume) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        try:
+            needs = await asyncio.to_thread(stored.look, checkpoint["status"]["repository"], _manifests(checkpoint))
+        except StoreError as error:
+            if error.retryable:
+                await self._teller.tell(seen.job, error.reason, f"not resumed yet: {error}", warning=True)
+                raise
+            generation = int(meta(seen.job)["generation"])
+            await self._patch(checkpoint, status.not_restorable(checkpoint, error.reason, str(error), generation))
+            await self._teller.tell(seen.job, "NotRestorable", f"{action.checkpoint}: {error}", warning=True)
+            return
+        keep = seen.policy.addresses is not Addresses.TRANSLATE
+        stamp = Stamp(
+            checkpoint=action.checkpoint,
+            uid=meta(checkpoint)["uid"],
+            generation=action.generation,
+            addresses={rank: known[0] for rank, known in needs.addresses.items()} if keep else {},
+            inits=needs.inits,
+            container=str(checkpoint["status"].get("container", "")),
+        )
+        await self._write_gate(seen, Resume(stamp))
+        await self._teller.tell(seen.job, "Resuming", f"from checkpoint {action.checkpoint}")
+
+    async def _write_gate(self, seen: Live, gate: Gate) -> None:
+        """The one write to an object that is not ours."""
+        about = meta(seen.jobset)
+        change = {
+            "metadata": {
+                "resourceVersion": about["resourceVersion"],
+                "uid": about["uid"],
+                "annotations": {names.GATE: str(gate) or None},
+            }
+        }
+        namespace, name = seen.key
+        with translated(f"jobset {namespace}/{name}"):
+            await self._client.patch(JobSets, name, change, namespace=namespace, patch_type=PatchType.MERGE)
+        log.info("%s/%s: gate %r", namespace, name, str(gate))
+
+    # ------------------------------------------------------------ checkpoints
+
+    async def _fail(self, seen: Live, action: a.Fail) -> None:
+        await self._fail_with(seen, seen.checkpoint(action.checkpoint), action.message)
+
+    async def _fail_with(self, seen: Live, checkpoint: Any, message: str, *, refused: bool = False) -> None:
+        await self._patch(checkpoint, status.failed(checkpoint, message, refused=refused))
+        name = meta(checkpoint)["name"]
+        await self._teller.tell(seen.job, "Refused" if refused else "NotTaken", f"{name}: {message}", warning=True)
+
+    async def _publish(self, seen: Live, action: a.Publish) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        found = checkpoint["status"]
+        config = {"trainJob": checkpoint["spec"]["trainJob"], "worldSize": found["worldSize"]}
+        put = await asyncio.to_thread(
+            stored.put_tag,
+            found["repository"],
+            action.checkpoint,
+            meta(checkpoint)["uid"],
+            _manifests(checkpoint),
+            config,
+        )
+        ranks = [
+            {
+                **rank,
+                "addresses": list(put.addresses.get(rank["rank"], ())),
+                "memoryBytes": put.memory.get(rank["rank"], 0),
+                "storedBytes": put.stored.get(rank["rank"], 0),
+            }
+            for rank in found.get("ranks") or ()
+        ]
+        change = {
+            "tag": action.checkpoint,
+            "index": put.index,
+            "ranks": ranks,
+            "memoryBytes": sum(put.memory.values()),
+            "storedBytes": put.total,
+            "size": _size(put.total),
+        }
+        await self._patch(checkpoint, change)
+
+    async def _start_fresh(self, seen: Live, action: a.StartFresh) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        cause = condition(checkpoint, ConditionType.RESTORED).get("message", "")
+        await self._patch(checkpoint, status.started_fresh(checkpoint))
+        text = f"the training begins anew, since {action.checkpoint} cannot be restored: {cause}"
+        await self._teller.tell(seen.job, "StartedFresh", text, warning=True)
+
+    async def _word(self, seen: Live, action: a.Word) -> None:
+        for pod in action.pods:
+            obj = seen.pods[pod.uid]
+            body = {"container_id": container_id(obj), "word": "run"}
+            await self._agents.post(str(obj["spec"]["nodeName"]), "/v1/word", body)
+            self._seen.tell(pod.uid)
+            self._seen.pod(obj, False)
+            text = f"pod {pod.name} was not there when its gang was restored: it runs its command"
+            await self._teller.tell(seen.job, "PlaceholderReleased", text)
+
+    async def _let_go(self, seen: Live, action: a.LetGo) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        found = checkpoint.get("status") or {}
+        if manifests := _manifests(checkpoint):
+            try:
+                await asyncio.to_thread(stored.remove, found["repository"], found.get("index", ""), manifests)
+            except StoreError as error:
+                if error.retryable:
+                    raise
+                text = f"{action.checkpoint} is deleted, its bytes stay in {found['repository']}: {error}"
+                await self._teller.tell(seen.job, "NotRemoved", text, warning=True)
+        left = [name for name in meta(checkpoint).get("finalizers") or () if name != HOLD_FINALIZER]
+        change = {"metadata": {"resourceVersion": meta(checkpoint)["resourceVersion"], "finalizers": left}}
+        namespace = meta(checkpoint)["namespace"]
+        try:
+            with translated(f"checkpoint {action.checkpoint}"):
+                await self._client.patch(
+                    Checkpoints, action.checkpoint, change, namespace=namespace, patch_type=PatchType.MERGE
+                )
+        except NotFound:
+            pass
+
+    async def _patch(self, checkpoint: Any, change: dict[str, Any]) -> None:
+        """Of its status. Raises Conflict where it is no longer as it was read."""
+        about = meta(checkpoint)
+        with translated(f"checkpoint {about['namespace']}/{about['name']}"):
+            changed = await self._client.patch(
+                Checkpoints.Status,
+                about["name"],
+                unless_changed(checkpoint, change),
+                namespace=about["namespace"],
+                patch_type=PatchType.MERGE,
+            )
+        self._seen.checkpoint(changed, False)
+
+    def _repository(self, seen: Live, checkpoint: Any) -> str:
+        prefix = checkpoint["spec"].get("repository") or seen.policy.storage.repository or self._settings.repository
+        return f"{prefix}/{seen.key[0]}/{meta(seen.job)['uid']}"
+
+
+def _home(checkpoint: Any) -> Home:
+    about = meta(checkpoint)
+    return Home(about["namespace"], about["name"], about["uid"])
+
+
+def _manifests(checkpoint: Any) -> dict[int, str]:
+    """Of a committed checkpoint: rank -> digest. Only what its Commit says counts (rule 27)."""
+    for entry in (checkpoint.get("status") or {}).get("operations") or ():
+        if entry["kind"] != str(Kind.RESTORE) and (commit := status.commit_of(entry)) is not None:
+            return dict(commit.manifests)
+    return {}
+
+
+def _parents(seen: Live, checkpoint: Any, repository: str) -> dict[int, str]:
+    """Manifests of the last checkpoint in the same repository, unless they were found to be lost."""
+    job = meta(seen.job)["uid"]
+    others = [c for c in seen.checkpoints.values() if c is not checkpoint and c["spec"]["trainJob"]["uid"] == job]
+    others = [c for c in others if "deletionTimestamp" not in meta(c)]
+    others.sort(key=lambda c: int((c.get("status") or {}).get("serial") or 0))
+    for other in reversed(others):
+        if condition(other, ConditionType.FAILED).get("reason") == PARENT_LOST:
+            return {}
+        if holds(other, ConditionType.DURABLE) and other["status"].get("repository") == repository:
+            return _manifests(other)
+    return {}
+
+
+def _unprepared(pod: Any) -> str:
+    """Why a rank's pod cannot be checkpointed; empty where it can."""
+    if annotation(pod, names.PREPARED):
+        return ""
+    cause = annotation(pod, names.UNPREPARED) or "the job was not enabled when the pod was made"
+    return f"rank {pod_rank(pod)}, pod {meta(pod)['name']}: {cause}"
+
+
+def _told(outcome: Outcome, name: str, message: str) -> tuple[str, bool]:
+    """What the user is told of an operation's end, and whether it is bad news."""
+    match outcome:
+        case Outcome.RELEASED:
+            return f"saved as {name}", False
+        case Outcome.CONTINUED:
+            return f"saved as {name}; the training goes on", False
+        case Outcome.RESTORED:
+            return f"resumed from {name}", False
+        case Outcome.BROKEN:
+            return f"resumed from {name}, and then a rank failed: {message}", True
+        case Outcome.ABORTED:
+            return f"not checkpointed, the training goes on: {message}", True
+        case _:
+            return f"not restored from {name}, which is as before: {message}", True
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"

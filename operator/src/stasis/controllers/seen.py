@@ -1,0 +1,152 @@
+"""What the watches have told: small copies of what matters, to see for which TrainJobs there is something to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stasis.api import names
+from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
+from stasis.controllers.description import Description
+from stasis.controllers.observe import checkpoint_of, holds, is_rank, job_of, jobset_of, pod_of, policy_of
+from stasis.core.view import Checkpoint, Job, JobSet, Pod, View
+from stasis.kube.client import label, meta
+
+Key = tuple[str, str]  # namespace, name of the TrainJob
+
+
+class Seen:
+    """`changed(key)` is called when something of a TrainJob is no longer as it was."""
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        self._changed = changed
+        self._jobs: dict[Key, Job] = {}
+        self._jobsets: dict[Key, JobSet] = {}
+        self._policy_names: dict[Key, str] = {}
+        self._pods: dict[Key, dict[str, Pod]] = {}
+        self._checkpoints: dict[Key, dict[str, Checkpoint]] = {}
+        self._policies: dict[Key, CheckpointPolicySpec] = {}
+        self._asked: dict[Key, float] = {}  # when it was first seen that a job is to be suspended
+        self._told: set[str] = set()  # UIDs of placeholders that were told to run
+        self.nodes: dict[str, str] = {}  # name -> address
+        self.heard_at = time.monotonic()
+
+    # ------------------------------------------------------------ told by the watches
+
+    def trainjob(self, obj: Any, deleted: bool) -> None:
+        key = _key(obj)
+        if deleted:
+            self._asked.pop(key, None)
+            self._replace(self._jobs, key, None)
+        else:
+            self._replace(self._jobs, key, self.job(key, obj))
+
+    def jobset(self, obj: Any, deleted: bool) -> None:
+        key, enabled = _key(obj), bool(label(obj, names.POLICY_LABEL))
+        self._replace(self._policy_names, key, label(obj, names.POLICY_LABEL) if enabled and not deleted else None)
+        self._replace(self._jobsets, key, jobset_of(obj) if enabled and not deleted else None)
+
+    def pod(self, obj: Any, deleted: bool) -> None:
+        name, uid = label(obj, names.JOBSET_NAME_LABEL), meta(obj)["uid"]
+        if deleted:
+            self._told.discard(uid)
+            for key in [key for key, pods in self._pods.items() if uid in pods and key[0] == meta(obj)["namespace"]]:
+                del self._pods[key][uid]
+                if not self._pods[key]:
+                    del self._pods[key]
+                self._changed(key)
+        elif name and is_rank(obj):
+            key = (meta(obj)["namespace"], name)
+            self._replace(self._pods.setdefault(key, {}), uid, pod_of(obj, uid in self._told), key)
+
+    def checkpoint(self, obj: Any, deleted: bool) -> None:
+        key = (meta(obj)["namespace"], obj["spec"]["trainJob"]["name"])
+        known = self._checkpoints.setdefault(key, {})
+        self._replace(known, meta(obj)["name"], None if deleted else checkpoint_of(obj, pods_of(obj)), key)
+        if not known:
+            del self._checkpoints[key]
+
+    def policy(self, obj: Any, deleted: bool) -> None:
+        key = _key(obj)
+        spec = None if deleted else CheckpointPolicySpec.from_dict(obj.get("spec") or {})
+        if self._policies.get(key) == spec:
+            return
+        if spec is None:
+            self._policies.pop(key, None)
+        else:
+            self._policies[key] = spec
+        for job, name in self._policy_names.items():
+            if (job[0], name) == key:
+                self._changed(job)
+
+    def node(self, obj: Any, deleted: bool) -> None:
+        name = meta(obj)["name"]
+        addresses = (obj.get("status") or {}).get("addresses") or ()
+        address = next((str(a["address"]) for a in addresses if a["type"] == "InternalIP"), None)
+        if deleted or address is None:
+            self.nodes.pop(name, None)
+        else:
+            self.nodes[name] = address
+
+    def _replace(self, table: dict[Any, Any], index: Any, new: Any, key: Key | None = None) -> None:
+        self.heard_at = time.monotonic()
+        if table.get(index) == new:
+            return
+        if new is None:
+            del table[index]
+        else:
+            table[index] = new
+        self._changed(key or index)
+
+    # ------------------------------------------------------------ what is known
+
+    def job(self, key: Key, obj: Any) -> Job:
+        """The TrainJob as it is given; since when it is to be suspended may be ours alone to know."""
+        if not (obj.get("spec") or {}).get("suspend") or holds(obj, "Suspended"):
+            self._asked.pop(key, None)
+            return job_of(obj, time.time())
+        return job_of(obj, self._asked.setdefault(key, time.time()))
+
+    def told(self, uid: str) -> bool:
+        return uid in self._told
+
+    def tell(self, uid: str) -> None:
+        """The placeholder was told to run."""
+        self._told.add(uid)
+
+    def policy_of(self, namespace: str, name: str) -> CheckpointPolicySpec:
+        """The defaults where there is no object of the name."""
+        return self._policies.get((namespace, name)) or CheckpointPolicySpec()
+
+    def checkpoint_names(self, key: Key) -> set[str]:
+        return set(self._checkpoints.get(key, ()))
+
+    def keys(self) -> set[Key]:
+        return {*self._jobsets, *self._checkpoints}
+
+    def view(self, key: Key) -> View:
+        policy = self.policy_of(key[0], self._policy_names.get(key, names.DEFAULT_POLICY))
+        return View(
+            now=time.time(),
+            job=self._jobs.get(key),
+            jobset=self._jobsets.get(key),
+            pods=tuple(self._pods.get(key, {}).values()),
+            checkpoints=in_order(self._checkpoints.get(key, {}).values()),
+            policy=policy_of(policy),
+        )
+
+
+def pods_of(checkpoint: Any) -> dict[str, dict[int, str]]:
+    """By operation of a TrainJobCheckpoint: rank -> UID of its pod."""
+    operations = (checkpoint.get("status") or {}).get("operations") or ()
+    return {entry["op"]: Description.from_json(entry["spec"]).pods for entry in operations}
+
+
+def in_order(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """By their serials; those that have none yet last."""
+    return tuple(sorted(checkpoints, key=lambda c: (c.serial == 0, c.serial, c.name)))
+
+
+def _key(obj: Any) -> Key:
+    return meta(obj)["namespace"], meta(obj)["name"]

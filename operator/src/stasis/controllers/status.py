@@ -1,0 +1,198 @@
+"""What a TrainJobCheckpoint's status says: changes of it, computed from the object as it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
+from stasis.controllers.description import Description
+from stasis.controllers.observe import (
+    RANK_LOST,
+    REFUSED,
+    STARTED_FRESH,
+    WITHDRAWN,
+    condition,
+    container_name,
+    end_of,
+    pod_rank,
+)
+from stasis.core.plan import Kind, Outcome
+from stasis.core.records import Failure, Record, Verdict
+from stasis.core.steps import Step
+from stasis.kube.client import meta
+from stasis.kube.records import parse
+
+Status = dict[str, Any]
+Results = Mapping[Step, Mapping[int, Mapping[str, Any]]]
+
+MAX_MESSAGE = 8192
+FROZEN_FROM, FROZEN_TO = Step.FREEZE, (Step.THAW, Step.STORE)
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def with_condition(
+    obj: Any, kind: ConditionType, holds: bool, reason: str, message: str = "", generation: int | None = None
+) -> list[dict[str, Any]]:
+    """The object's conditions, with this one. The time of a condition that held before stays."""
+    before = condition(obj, kind)
+    status = "True" if holds else "False"
+    new: dict[str, Any] = {
+        "type": str(kind),
+        "status": status,
+        "reason": reason,
+        "message": message[:MAX_MESSAGE],
+        "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else now(),
+    }
+    if generation is not None:
+        new["observedGeneration"] = generation
+    others = [c for c in (obj.get("status") or {}).get("conditions") or () if c["type"] != kind]
+    return [*others, new]
+
+
+def begun(obj: Any, description: Description, pods: Iterable[Any], **facts: Any) -> Status:
+    """An operation is to be led. `facts`: further fields of the status."""
+    spec = description.spec
+    entry = {
+        "op": spec.op,
+        "kind": str(spec.kind),
+        "serial": spec.serial,
+        "spec": description.to_json(),
+        "startTime": now(),
+    }
+    status = obj.get("status") or {}
+    operations = list(status.get("operations") or ())
+    if spec.kind is Kind.RESTORE:
+        ended = [o for o in operations if o["kind"] == str(Kind.RESTORE)][-1:]
+        operations = [o for o in operations if o["kind"] != str(Kind.RESTORE)] + ended
+        facts["restores"] = int(status.get("restores") or 0) + 1
+    return {"operations": [*operations, entry], "ranks": _ranks(status, description, pods), **facts}
+
+
+def _ranks(status: Status, description: Description, pods: Iterable[Any]) -> list[dict[str, Any]]:
+    """Where each rank is now; what is known of it otherwise stays."""
+    known = {rank["rank"]: dict(rank) for rank in status.get("ranks") or ()}
+    for pod in pods:
+        rank = pod_rank(pod)
+        addresses = description.addresses[rank]
+        entry = known.setdefault(rank, {"rank": rank})
+        entry |= {
+            "pod": meta(pod)["name"],
+            "node": description.nodes[rank],
+            "container": container_name(pod),
+            "addresses": list(addresses),
+            "podIp": addresses[-1] if len(addresses) > 1 else "",
+        }
+    return [entry for _, entry in sorted(known.items())]
+
+
+def concluded(obj: Any, op: str, results: Results, generation: int) -> Status:
+    """The operation has ended, as its record says."""
+    operations = [dict(o) for o in obj["status"]["operations"]]
+    entry = next(o for o in operations if o["op"] == op)
+    end = end_of(entry)
+    outcome = Outcome(end["outcome"])
+    failures = tuple(Failure.from_dict(failure) for failure in end["failures"])
+    entry |= {"outcome": str(outcome), "endTime": now()}
+    change: Status = {"operations": operations}
+    if outcome in (Outcome.RELEASED, Outcome.CONTINUED):
+        commit = commit_of(entry)
+        assert commit is not None
+        return change | _saved(obj, commit, outcome, results)
+    if outcome is Outcome.ABORTED:
+        reason, message = _cause(failures)
+        conditions = with_condition(obj, ConditionType.FAILED, True, reason, message, generation)
+        return change | {"conditions": conditions, "message": message, "completionTime": now()}
+    return change | _restored(obj, outcome, failures, generation)
+
+
+def commit_of(entry: Mapping[str, Any]) -> Record | None:
+    """Of an operation."""
+    return next((parse(dict(r)) for r in entry.get("records") or () if r["verdict"] == Verdict.COMMIT), None)
+
+
+def _saved(obj: Any, commit: Record, outcome: Outcome, results: Results) -> Status:
+    ranks = {rank["rank"]: dict(rank) for rank in obj["status"].get("ranks") or ()}
+    for rank, manifest in commit.manifests.items():
+        ranks.setdefault(rank, {"rank": rank})["manifest"] = manifest
+        ranks[rank]["seconds"] = _seconds(results, rank)
+    changed = dict(obj)
+    for kind in (ConditionType.COMPLETE, ConditionType.DURABLE, ConditionType.RELEASED):
+        if kind is ConditionType.RELEASED and outcome is not Outcome.RELEASED:
+            continue
+        conditions = with_condition(changed, kind, True, "Committed" if kind is ConditionType.COMPLETE else str(kind))
+        changed = {**changed, "status": {**changed["status"], "conditions": conditions}}
+    status: Status = {
+        "ranks": [entry for _, entry in sorted(ranks.items())],
+        "conditions": changed["status"]["conditions"],
+        "completionTime": now(),
+        "message": "",
+    }
+    if (frozen := _frozen(results)) is not None:
+        status["frozenSeconds"] = f"{frozen:.3f}"
+    return status
+
+
+def _seconds(results: Results, rank: int) -> dict[str, str]:
+    """How long each step took this rank."""
+    timed = {step: result[rank] for step, result in results.items() if "ended" in result.get(rank, {})}
+    return {str(step): f"{max(0.0, times['ended'] - times['began']):.4f}" for step, times in timed.items()}
+
+
+def _frozen(results: Results) -> float | None:
+    """The longest that a rank stood still: from its freeze to its thaw, or to the end of its part of the work."""
+    spans = []
+    for rank, froze in results.get(FROZEN_FROM, {}).items():
+        ends = [results[step][rank]["ended"] for step in FROZEN_TO if "ended" in results.get(step, {}).get(rank, {})]
+        if "began" in froze and ends:
+            spans.append(ends[0] - froze["began"])
+    return max(spans, default=None)
+
+
+def _restored(obj: Any, outcome: Outcome, failures: tuple[Failure, ...], generation: int) -> Status:
+    if outcome is Outcome.RESTORED:
+        conditions = with_condition(obj, ConditionType.RESTORED, True, "Restored")
+        return {"conditions": conditions, "message": ""}
+    reason, message = _cause(failures)
+    if outcome is Outcome.BROKEN:
+        return {"conditions": with_condition(obj, ConditionType.RESTORED, True, "Broken", message), "message": message}
+    lost = reason in (RANK_LOST, WITHDRAWN)
+    conditions = with_condition(
+        obj, ConditionType.RESTORED, False, reason if lost else "RestoreFailed", message, generation
+    )
+    return {"conditions": conditions, "message": message}
+
+
+def failed(obj: Any, message: str, *, refused: bool = False) -> Status:
+    """There never will be a checkpoint, for a cause other than an operation's."""
+    reason = REFUSED if refused else "NotTaken"
+    return {
+        "conditions": with_condition(obj, ConditionType.FAILED, True, reason, message),
+        "message": message[:MAX_MESSAGE],
+        "completionTime": now(),
+    }
+
+
+def not_restorable(obj: Any, reason: str, message: str, generation: int) -> Status:
+    return {
+        "conditions": with_condition(obj, ConditionType.RESTORED, False, reason, message, generation),
+        "message": message[:MAX_MESSAGE],
+    }
+
+
+def started_fresh(obj: Any) -> Status:
+    message = "the training began anew"
+    before = condition(obj, ConditionType.RESTORED).get("message", "")
+    text = f"{message}: {before}" if before else message
+    return {"conditions": with_condition(obj, ConditionType.RESTORED, False, STARTED_FRESH, text), "message": text}
+
+
+def _cause(failures: tuple[Failure, ...]) -> tuple[str, str]:
+    """The reason of a condition, and all causes for people."""
+    if not failures:
+        return "Unknown", "no cause is known"
+    return failures[0].reason, "; ".join(str(failure) for failure in failures)[:MAX_MESSAGE]
