@@ -13,6 +13,7 @@ from lightkube.types import PatchType
 from stasis.api.v1alpha1 import TrainJobCheckpoint
 from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
 from stasis.core.plan import Kind, Outcome, Spec
+from stasis.core.rankconfig import RankConfig
 from stasis.core.records import Record, Verdict, decision_key, end_key, release_key
 from stasis.errors import UsageError
 from stasis.kube.client import Checkpoints, Conflict, meta
@@ -35,7 +36,8 @@ def take_in(cluster: Cluster, where: str, *, job: str | None, name: str | None, 
         )
     with open_checkpoint(reference) as found:
         origin = _origin(found, job)
-        status = _status(found, reference, policy)
+        configs = {rank.rank: RankConfig.from_dict(rank.config) for rank in found.ranks}
+        status = _status(found, configs, reference, policy)
     name = name or _free(cluster, origin["name"])
     labels = TrainJobCheckpoint.labels_for(origin["name"], origin["uid"])
     spec = {"trainJob": origin, "kind": str(CheckpointKind.SUSPEND), "requestedBy": "import", "policy": policy}
@@ -67,9 +69,10 @@ def _free(cluster: Cluster, job: str) -> str:
     return next(name for n in range(1, len(taken) + 2) if (name := f"{job}-import-{n}") not in taken)
 
 
-def _status(found: Checkpoint, reference: Reference, policy: str) -> dict[str, Any]:
+def _status(found: Checkpoint, configs: Mapping[int, RankConfig], reference: Reference, policy: str) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    ranks = [_rank(rank.rank, rank.digest, rank.config, rank.stats) for rank in found.ranks]
+    world_size = max(config.world_size for config in configs.values())
+    ranks = [_rank(rank.digest, configs[rank.rank], rank.stats) for rank in found.ranks]
     stored = found.stored
     repository = f"{reference.host}/{reference.name}"
     condition = {"status": "True", "reason": _REASON, "message": f"from {reference}", "lastTransitionTime": now}
@@ -81,9 +84,9 @@ def _status(found: Checkpoint, reference: Reference, policy: str) -> dict[str, A
         "container": str(found.config.get("container") or "node"),
         "index": found.digest,
         "tag": reference.tag,
-        "worldSize": max(int(rank.config["world_size"]) for rank in found.ranks),
+        "worldSize": world_size,
         "ranks": ranks,
-        "operations": [_operation(found, now)],
+        "operations": [_operation(found, world_size, now)],
         "memoryBytes": sum(rank["memoryBytes"] for rank in ranks),
         "storedBytes": stored,
         "size": size(stored),
@@ -93,24 +96,22 @@ def _status(found: Checkpoint, reference: Reference, policy: str) -> dict[str, A
     }
 
 
-def _rank(rank: int, digest: str, config: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, Any]:
-    known = config.get("addresses", {}).get(str(rank), ())
+def _rank(digest: str, config: RankConfig, stats: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "rank": rank,
+        "rank": config.rank,
         "manifest": digest,
-        "addresses": [str(address) for address in known],
+        "addresses": list(config.known().get(config.rank, ())),
         "memoryBytes": int(stats["raw"]),
         "storedBytes": int(stats["stored"]),
-        "fingerprint": json.dumps(config.get("fingerprint", {}), sort_keys=True),
+        "fingerprint": json.dumps(config.fingerprint, sort_keys=True),
     }
 
 
-def _operation(found: Checkpoint, now: str) -> dict[str, Any]:
+def _operation(found: Checkpoint, world_size: int, now: str) -> dict[str, Any]:
     """The operation that made it, under the UID that its manifests carry, with the records of its end."""
     op = found.uid
     numbers = tuple(rank.rank for rank in found.ranks)
-    world = max(int(rank.config["world_size"]) for rank in found.ranks)
-    finished = tuple(sorted(set(range(world)) - set(numbers)))
+    finished = tuple(sorted(set(range(world_size)) - set(numbers)))
     manifests = {rank.rank: rank.digest for rank in found.ranks}
     records = {
         decision_key(op): Record(Verdict.COMMIT, op, 0, 0, numbers, finished, manifests),
