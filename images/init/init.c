@@ -1,7 +1,6 @@
 #include "init.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,17 +14,22 @@
 #endif
 
 static const char usage[] =
-	"usage: init run   [--deny LIST] [--grace SECONDS] --volume DIR -- COMMAND [ARG...]\n"
-	"       init wait  [--deny LIST] [--grace SECONDS] --volume DIR -- COMMAND [ARG...]\n"
+	"usage: init run   [--deny LIST] [--grace SECONDS] --volume DIR [--pre-stop N HOOK...] -- COMMAND [ARG...]\n"
+	"       init wait  [--deny LIST] [--grace SECONDS] --volume DIR [--pre-stop N HOOK...] -- COMMAND [ARG...]\n"
 	"       init probe DIR -- COMMAND [ARG...]\n"
+	"       init check http PORT PATH [HEADER...] | tcp PORT | grpc PORT [SERVICE]\n"
+	"       init sleep SECONDS\n"
 	"       init install DIR\n"
 	"       init --version\n"
 	"run    start COMMAND as a child and exit as it exits\n"
 	"wait   wait for the agent's word in DIR: \"restored PID\", or \"run\" to start COMMAND\n"
-	"probe  succeed while the container is frozen, waiting or restored; else become COMMAND\n"
+	"probe  succeed while the container is frozen, waiting or restored; else as COMMAND does\n"
+	"check    ask a port of this container, as kubelet's probes do\n"
+	"sleep    as a preStop of that kind\n"
 	"install  put this program at DIR/BUILD/init\n"
 	"--deny   what answers ENOSYS: io_uring,userfaultfd,perf,bpf or none (default: io_uring)\n"
-	"--grace  seconds from TERM to SIGKILL (default: for ever)\n";
+	"--grace  seconds from TERM to SIGKILL (default: for ever)\n"
+	"--pre-stop  a command of N words, run at TERM before the signal is passed on\n";
 
 void complain(const char *what, const char *why)
 {
@@ -43,44 +47,20 @@ int exit_code(int status)
 	return WIFSIGNALED(status) ? EXIT_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static bool says(const char *text, const char *const *any)
-{
-	for (; *any; any++)
-		if (!strcmp(text, *any))
-			return true;
-	return false;
-}
-
-/* A probe of kubelet, run inside the container: it must not fail a container that cannot answer for itself. */
-static int probe(int argc, char **argv)
-{
-	static const char *const held[] = { "frozen", "waiting", "restoring", NULL };
-	struct word state, name;
-	if (argc < 5 || strcmp(argv[3], "--"))
-		fail("probe", "expected: probe DIR -- COMMAND");
-	word_read(argv[2], "state", &state);
-	word_read("/proc/1", "comm", &name);
-	if (says(state.text, held) || !strcmp(name.text, "stasis-wait"))
-		return 0;
-	execvp(argv[4], argv + 4);
-	bool there = errno != ENOENT;
-	complain(argv[4], strerror(errno));
-	return there ? EXIT_NOT_EXECUTABLE : EXIT_NOT_FOUND;
-}
-
 static void parse(int argc, char **argv, struct options *o)
 {
 	static const struct option known[] = {
 		{ "volume", required_argument, NULL, 'v' },
 		{ "grace", required_argument, NULL, 'g' },
 		{ "deny", required_argument, NULL, 'd' },
+		{ "pre-stop", required_argument, NULL, 'p' },
 		{ NULL, 0, NULL, 0 },
 	};
 	char *rest;
-	int c;
+	int c = 0, words = 0;
 	optind = 2;
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, "+", known, NULL)) != -1)
+	while (!words && (c = getopt_long(argc, argv, "+", known, NULL)) != -1)
 		switch (c) {
 		case 'v':
 			o->volume = optarg;
@@ -94,6 +74,14 @@ static void parse(int argc, char **argv, struct options *o)
 			if (!deny_parse(optarg, &o->deny))
 				fail("--deny", "expected a list of io_uring,userfaultfd,perf,bpf, or none");
 			break;
+		case 'p': /* the last one: what follows is the hook's */
+			words = (int)strtol(optarg, &rest, 10);
+			if (*rest || words < 1 || words >= argc - optind || strcmp(argv[optind + words], "--"))
+				fail("--pre-stop", "expected: --pre-stop N HOOK... -- COMMAND, with N words of a hook");
+			o->pre_stop = argv + optind;
+			argv[optind + words] = NULL;
+			optind += words + 1;
+			break;
 		default:
 			fail(argv[optind - 1], "unknown option, or without its argument");
 		}
@@ -102,6 +90,17 @@ static void parse(int argc, char **argv, struct options *o)
 		fail("--volume", "missing");
 	if (!o->command[0])
 		fail("COMMAND", "missing");
+}
+
+static int pause_for(const char *seconds)
+{
+	char *rest;
+	long count = strtol(seconds, &rest, 10);
+	if (rest == seconds || *rest || count < 0)
+		fail("sleep", "expected a number of seconds");
+	for (unsigned left = (unsigned)count; left;)
+		left = sleep(left);
+	return 0;
 }
 
 int main(int argc, char **argv)
@@ -118,6 +117,10 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(mode, "probe"))
 		return probe(argc, argv);
+	if (!strcmp(mode, "check"))
+		return check(argc, argv);
+	if (!strcmp(mode, "sleep"))
+		return pause_for(argc > 2 ? argv[2] : "");
 	if (!strcmp(mode, "install"))
 		return install(argc, argv);
 	if (strcmp(mode, "run") && strcmp(mode, "wait")) {

@@ -21,6 +21,7 @@ struct options {
 	double grace;       /* seconds from TERM to SIGKILL; negative: for ever */
 	unsigned deny;      /* bits of deny.c */
 	char **command;
+	char **pre_stop; /* the user's hook; NULL where there is none */
 };
 
 /* One line on stderr: "stasis-init: what: why". */
@@ -44,7 +45,9 @@ void word_read(const char *volume, const char *name, struct word *out);
 bool word_same(const struct word *a, const struct word *b);
 int word_watch(const char *volume);
 
-/* install.c */
+/* probe.c, check.c, install.c */
+int probe(int argc, char **argv);
+int check(int argc, char **argv);
 int install(int argc, char **argv);
 
 /* keeper.c, pid1.c */

@@ -2,6 +2,7 @@
 #include "init.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@ static struct word at_start; /* what a container that was here before has left: 
 static pid_t keeper;         /* 0 while waiting */
 static int watch = -1;       /* inotify on the volume while waiting */
 static double kill_at = -1;  /* seconds of CLOCK_BOOTTIME */
+static pid_t hook;           /* the user's preStop while it runs; -1 afterwards */
 
 /* Children that ended while waiting: the restored keeper may be gone before its word is read. */
 static struct {
@@ -52,6 +54,10 @@ static void reap(void)
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
 		if (pid == keeper)
 			end(status);
+		if (pid == hook) {
+			hook = -1;
+			kill(keeper, SIGTERM);
+		}
 		ended[ended_next].pid = pid;
 		ended[ended_next].status = status;
 		ended_next = (ended_next + 1) % ENDED;
@@ -119,6 +125,28 @@ static void listen(bool first)
 		complain("word not understood", w.text);
 }
 
+/* The user's preStop, whose place in the pod is taken by ours: before the trainer is told to stop. True while it runs,
+ * which is within the grace period, as with kubelet. */
+static bool hook_runs(void)
+{
+	sigset_t none;
+	if (hook || !opt->pre_stop)
+		return hook > 0;
+	hook = fork();
+	if (hook == 0) {
+		int null = open("/dev/null", O_RDWR);
+		for (int fd = 0; fd < 3 && null >= 0; fd++)
+			dup2(null, fd);
+		sigemptyset(&none);
+		sigprocmask(SIG_SETMASK, &none, NULL);
+		execvp(opt->pre_stop[0], opt->pre_stop);
+		_exit(EXIT_NOT_FOUND);
+	}
+	if (hook < 0)
+		complain("cannot start the preStop hook", strerror(errno));
+	return hook > 0;
+}
+
 static void on_signal(int sig)
 {
 	if (sig == SIGCHLD)
@@ -128,9 +156,10 @@ static void on_signal(int sig)
 			exit(EXIT_SIGNAL + sig);
 		return;
 	}
-	kill(keeper, sig);
 	if (sig == SIGTERM && opt->grace >= 0 && kill_at < 0)
 		kill_at = now() + opt->grace;
+	if (sig != SIGTERM || !hook_runs())
+		kill(keeper, sig);
 }
 
 static int timeout_ms(void)

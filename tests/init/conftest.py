@@ -118,11 +118,15 @@ def volume(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, volume: Path, init_binary: Path) -> Iterator[Callable[..., Init]]:
-    """start("run", "CMD", "ARG", options=[...]): init with that mode and command in a container of its own."""
+    """start("run", "CMD", "ARG", options=[...], hook=[...]): init with that mode and command in a container of its
+    own."""
     running: list[Init] = []
 
-    def begin(mode: str, *command: str | Path, options: Sequence[str] = (), **more: object) -> Init:
-        argv = [init_binary, mode, *options, "--volume", volume, "--", *command]
+    def begin(
+        mode: str, *command: str | Path, options: Sequence[str] = (), hook: Sequence[str] = (), **more: object
+    ) -> Init:
+        pre_stop = ["--pre-stop", str(len(hook)), *hook] if hook else []
+        argv = [init_binary, mode, *options, "--volume", volume, *pre_stop, "--", *command]
         running.append(Init(tmp_path / f"c{len(running)}", argv, **more))  # type: ignore[arg-type]
         return running[-1]
 
