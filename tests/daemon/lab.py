@@ -114,7 +114,7 @@ class Daemon:
         self.certificates = authority.folder(folder / "agent", "agent.stasis.dev")
         self.log = folder / "daemon.log"
         self._api = api
-        self.port, self.node_port = _free_port(), _free_port()
+        self.port, self.node_port, self.metrics_port = _free_port(), _free_port(), _free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -125,6 +125,7 @@ class Daemon:
             "--host": "127.0.0.1",
             "--port": self.port,
             "--node-port": self.node_port,
+            "--metrics-port": self.metrics_port,
             "--kubeconfig": self._api.kubeconfig,
         }
         with open(self.log, "ab") as log:
@@ -154,9 +155,9 @@ class Daemon:
             self.process.send_signal(signal.SIGCONT)
             self.kill()
 
-    def get(self, path: str) -> str:
-        """Of its plain port."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.node_port}{path}", timeout=GONE) as answer:
+    def get(self, path: str, port: int = 0) -> str:
+        """Of its port for kubelet, or another."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{port or self.node_port}{path}", timeout=GONE) as answer:
             return str(answer.read().decode())
 
     def lines(self) -> list[dict[str, Any]]:

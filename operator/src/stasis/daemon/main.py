@@ -45,19 +45,23 @@ class Settings:
     host: str
     port: int
     node_port: int
+    metrics_port: int
     kubeconfig: Path | None
     host_root: str
 
 
 @click.command(context_settings={"auto_envvar_prefix": "STASIS"})
-@click.option("--node", default=socket.gethostname, help="This node's name in the cluster.")
+@click.option(
+    "--node", envvar=["STASIS_NODE", "NODE_NAME"], default=socket.gethostname, help="This node's name in the cluster."
+)
 @click.option("--state", type=click.Path(path_type=Path), default="/var/lib/stasis", help="Folder that outlives us.")
 @click.option(
     "--certificates", type=click.Path(path_type=Path), default="/etc/stasis/tls", help="ca.crt, tls.crt, tls.key."
 )
-@click.option("--host", default="", help="Address to listen on; default: all of the node's.")
-@click.option("--port", type=int, default=9443, help="For the controller.")
-@click.option("--node-port", type=int, default=9480, help="For kubelet and Prometheus.")
+@click.option("--host", default="", help="Address for controller and Prometheus; default: all of the node's.")
+@click.option("--port", envvar=["STASIS_PORT", "STASIS_AGENT_PORT"], type=int, default=9443, help="For the controller.")
+@click.option("--node-port", type=int, default=9480, help="For kubelet, on the loopback.")
+@click.option("--metrics-port", type=int, default=9481, help="For Prometheus.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), default=None, help="Default: that of our pod.")
 @click.option("--host-root", default="/", help="Where the node's root is seen; in a container: /proc/1/root.")
 @click.option("--log-level", default="info")
@@ -107,7 +111,11 @@ async def _serve(settings: Settings) -> None:
     }
     server = Server(ranks, connections, metrics, node)
     await loop.run_in_executor(None, ranks.take_over)
-    async with _listening(server.node(), settings.host, settings.node_port), contextlib.AsyncExitStack() as tasks:
+    async with (
+        _listening(server.kubelet(), "127.0.0.1", settings.node_port),
+        _listening(server.prometheus(), settings.host, settings.metrics_port),
+        contextlib.AsyncExitStack() as tasks,
+    ):
         for task in (_serve_controllers(server, settings, folder, metrics), _sweep(ranks)):
             tasks.callback(asyncio.create_task(task).cancel)
         log.info("serving", extra=node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,8 @@ from stasis.store.repository import PROBE, read, tail
 _AT_ONCE = 512 << 10  # a blob up to this size needs no PATCH
 _PATCH = 32 << 20  # bytes sent before the registry confirms
 _RESTARTS = 5  # uploads begun anew before one is given up
+PLAIN_HTTP = "STASIS_PLAIN_HTTP_REGISTRIES"  # environment: hosts without TLS beside the loopback, by commas
+
 _BREAKS = 3  # answers of 500 about one blob, after which it is uploaded
 _READ = 1 << 20
 _EMPTY = 3  # answers without the bytes that they announce, after which the blob counts as lost
@@ -31,7 +34,7 @@ _ACCEPT = {"Accept": f"{media.MANIFEST}, {media.IMAGE_INDEX}"}
 
 class RegistryRepository:
     """`credentials`: handed over, or how to get them when they are asked for; else those of the usual places.
-    `plain_http`: None means for loopback only."""
+    `plain_http`: None means for the loopback and what the environment's PLAIN_HTTP names."""
 
     def __init__(
         self,
@@ -43,6 +46,9 @@ class RegistryRepository:
     ) -> None:
         self._reference = reference.repository
         host, name = reference.host, reference.name
+
+        if plain_http is None and host in os.environ.get(PLAIN_HTTP, "").split(","):
+            plain_http = True
 
         def find() -> Credentials | None:
             if callable(credentials):

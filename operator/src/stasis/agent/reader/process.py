@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import stasis
+from stasis.store.registry import PLAIN_HTTP
 
 SOURCES = Path(stasis.__file__).parents[1]
 BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stasis.agent.reader.main import main; main()"
 # What a registry's client obeys; nothing else of the agent's environment is the reader's.
-ENVIRONMENT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
+ENVIRONMENT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", PLAIN_HTTP)
 
 
 class Process:
