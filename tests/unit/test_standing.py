@@ -50,6 +50,12 @@ def pod(rank: int, phase: str = "Running", *, ends: bool = False, **annotations:
     return {"metadata": metadata, "spec": {}, "status": {"phase": phase, "podIP": f"10.0.0.{rank}"}}
 
 
+def restored_false(reason: str, generation: int) -> TrainJobCheckpoint:
+    """A checkpoint whose last restore failed, when the TrainJob had this generation; it has 3."""
+    failed = condition("Restored", "False", "no room") | {"reason": reason, "observedGeneration": generation}
+    return checkpoint("gpt-1", conditions=[condition("Complete"), failed])
+
+
 def snapshot(
     *checkpoints: TrainJobCheckpoint,
     suspend: bool = False,
@@ -61,7 +67,7 @@ def snapshot(
     labels = {names.POLICY_LABEL: "default"}
     return Snapshot(
         {
-            "metadata": {"name": "gpt", "uid": "u", "namespace": "ns", "labels": labels},
+            "metadata": {"name": "gpt", "uid": "u", "namespace": "ns", "labels": labels, "generation": 3},
             "spec": {"suspend": suspend},
             "status": {"conditions": [{"type": done, "status": "True"}] if done else []},
         },
@@ -74,7 +80,6 @@ def snapshot(
 RUN = (pod(0), pod(1))
 SAVED = checkpoint("gpt-1", operations=[operation("release", "released")], conditions=[condition("Complete")])
 REFUSED = checkpoint("gpt-1", conditions=[condition("Failed", message="io_uring")])
-UNRESTORED = checkpoint("gpt-1", conditions=[condition("Complete"), condition("Restored", "False", "no room")])
 PLACEHOLDERS = tuple(pod(n, **{names.CHECKPOINT_UID: "uid-gpt-1", names.RESTORE: "2"}) for n in (0, 1))
 
 
@@ -95,7 +100,10 @@ PLACEHOLDERS = tuple(pod(n, **{names.CHECKPOINT_UID: "uid-gpt-1", names.RESTORE:
         (snapshot(SAVED, suspend=True, suspended=True, gate="held/gpt-1"), Phase.SUSPENDED, ""),
         (snapshot(suspend=True, suspended=True), Phase.SUSPENDED, "from the beginning"),
         (snapshot(SAVED, suspended=True, gate="held/gpt-1"), Phase.RESUMING, "preflight"),
-        (snapshot(UNRESTORED, suspended=True, gate="held/gpt-1"), Phase.SUSPENDED, "could not be restored: no room"),
+        (snapshot(restored_false("NoRoom", 3), suspended=True, gate="held/gpt-1"),
+         Phase.SUSPENDED, "could not be restored: no room"),
+        (snapshot(restored_false("NoRoom", 2), suspended=True, gate="held/gpt-1"), Phase.RESUMING, "preflight"),
+        (snapshot(restored_false("RankLost", 3), suspended=True, gate="held/gpt-1"), Phase.RESUMING, "preflight"),
         (snapshot(SAVED, pods=(PLACEHOLDERS[0], {**PLACEHOLDERS[1], "status": {"phase": "Pending"}})),
          Phase.RESUMING, "pods start"),
         (snapshot(SAVED, pods=PLACEHOLDERS), Phase.RESTORING, "about to begin"),

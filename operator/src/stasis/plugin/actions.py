@@ -49,6 +49,8 @@ def suspend(cluster: Cluster, snapshot: Snapshot, *, discard: bool) -> None:
 
 def resume(cluster: Cluster, snapshot: Snapshot) -> None:
     refuse_kueue(snapshot, active=True)
+    if snapshot.jobset_suspended and not snapshot.suspend:  # its last resume failed: only a change asks for another
+        patch(cluster, snapshot.name, {}, suspend=True)
     patch(cluster, snapshot.name, {DISCARD: None, FROM: None}, suspend=False)
 
 

@@ -58,10 +58,12 @@ def take_in(cluster: Cluster, where: str, *, job: str | None, name: str | None, 
 
 def _origin(found: Checkpoint, job: str | None) -> dict[str, str]:
     """The TrainJob that it was of, as far as it says so itself. Its UID is not one of this cluster's."""
-    name = job or str(found.config.get("trainjob") or "")
+    known = found.config.get("trainJob")
+    known = known if isinstance(known, dict) else {}
+    name = job or str(known.get("name") or "")
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
         raise UsageError("the checkpoint does not say which TrainJob it is of", remedy="name it by --job")
-    return {"name": name, "uid": str(found.config.get("trainjob_uid") or found.uid)[:64]}
+    return {"name": name, "uid": str(known.get("uid") or found.uid)[:64]}
 
 
 def _free(cluster: Cluster, job: str) -> str:

@@ -23,6 +23,8 @@ from stasis.errors import UsageError
 from stasis.kube.client import annotation, meta
 from stasis.plugin.snapshot import Snapshot
 
+_BROKEN_OFF = ("Withdrawn", "RankLost", "StartedFresh")  # reasons of Restored=False that do not wait for the user
+
 
 class Phase(StrEnum):
     STARTING = "Starting"
@@ -148,7 +150,7 @@ def _phase(snapshot: Snapshot) -> tuple[Phase, str, TrainJobCheckpoint | None]:
 def _suspended(snapshot: Snapshot) -> tuple[Phase, str, TrainJobCheckpoint | None]:
     if snapshot.jobset is not None and not snapshot.jobset_suspended:
         if failed := failed_suspend(snapshot):
-            return Phase.RUNNING, f"the suspend failed: {_why(failed, ConditionType.FAILED)}", failed
+            return Phase.RUNNING, f"the suspend failed: {_cause(failed)}", failed
         return Phase.SUSPENDING, "its checkpoint is about to begin", None
     held = _held(snapshot)
     if any(not meta(pod).get("deletionTimestamp") or _runs(pod) for pod in snapshot.pods):
@@ -162,7 +164,7 @@ def _wanted(snapshot: Snapshot) -> tuple[Phase, str, TrainJobCheckpoint | None]:
     """Not to be suspended, and nothing is under way."""
     if snapshot.jobset_suspended:
         held = _held(snapshot)
-        if held is not None and (cause := _why(held, ConditionType.RESTORED)):
+        if held is not None and (cause := _not_restored(held, int(meta(snapshot.trainjob).get("generation") or 0))):
             return Phase.SUSPENDED, f"it could not be restored: {cause}", held
         waits = "its former pods end" if snapshot.pods else "preflight"
         return Phase.RESUMING, waits if held is not None else "", held
@@ -200,11 +202,19 @@ def _origin(snapshot: Snapshot) -> TrainJobCheckpoint | None:
     return next((c for c in reversed(snapshot.checkpoints) if c.metadata.uid in uids), None)
 
 
-def _why(checkpoint: TrainJobCheckpoint, kind: ConditionType) -> str:
-    """The cause of Failed, or of Restored being False."""
-    found = condition(checkpoint, kind)
-    bad = found is not None and found.status == ("True" if kind is ConditionType.FAILED else "False")
-    return (found.message or found.reason) if found is not None and bad else ""
+def _not_restored(checkpoint: TrainJobCheckpoint, generation: int) -> str:
+    """Why it waits for the user; empty where another attempt is due: the user has asked anew, or the last one was
+    broken off by something else."""
+    found = condition(checkpoint, ConditionType.RESTORED)
+    if found is None or found.status != "False" or found.reason in _BROKEN_OFF:
+        return ""
+    asked_anew = found.observed_generation is not None and found.observed_generation < generation
+    return "" if asked_anew else found.message or found.reason
+
+
+def _cause(failed: TrainJobCheckpoint) -> str:
+    found = condition(failed, ConditionType.FAILED)
+    return (found.message or found.reason) if found else ""
 
 
 def _ranks(snapshot: Snapshot, checkpoint: TrainJobCheckpoint | None) -> tuple[Rank, ...]:

@@ -85,13 +85,14 @@ def resumed(before: Snapshot) -> Look:
 
     def look(snapshot: Snapshot) -> str | None:
         now = standing(snapshot)
-        failed = next((c for c in snapshot.checkpoints if c.metadata.name == now.checkpoint), None)
-        if failed is not None and now.phase is Phase.SUSPENDED and _attempt(failed) != known.get(failed.metadata.uid):
-            raise _failure(failed, ConditionType.RESTORED, RestoreFailed)
+        used = next((c for c in snapshot.checkpoints if c.metadata.name == now.checkpoint), None)
+        if used is not None and now.phase is Phase.SUSPENDED and _attempt(used) != known.get(used.metadata.uid):
+            raise _failure(used, ConditionType.RESTORED, RestoreFailed)
         if snapshot.suspend:
             raise RestoreFailed("somebody suspended it meanwhile", remedy=f"kubectl stasis status {snapshot.name}")
         if now.phase is Phase.RUNNING:
-            return f"running, restored from {now.checkpoint}" if now.checkpoint else "running, from the beginning"
+            restored = used is not None and used.condition(ConditionType.RESTORED)
+            return f"running, restored from {now.checkpoint}" if restored else "running, from the beginning"
         return "complete" if now.phase is Phase.COMPLETE else None
 
     return look
