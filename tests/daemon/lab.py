@@ -150,6 +150,11 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
+    def restart(self) -> None:
+        """As kubelet does after a death."""
+        self.kill()
+        self.start()
+
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
@@ -186,11 +191,16 @@ class Controller:
         while True:
             try:
                 async with aiohttp.ClientSession() as session, self._connect(session) as socket:
-                    await asyncio.gather(self._write(socket), self._read(socket))
+                    writing = asyncio.create_task(self._write(socket))
+                    try:
+                        await self._read(socket)
+                    finally:
+                        writing.cancel()
             except (aiohttp.ClientError, OSError):
-                await asyncio.sleep(0.05)
+                pass
             except asyncio.CancelledError:
                 return
+            await asyncio.sleep(0.05)
 
     def _connect(self, session: aiohttp.ClientSession) -> Any:
         return session.ws_connect(
@@ -209,7 +219,6 @@ class Controller:
                 self.progress.append(frame)
             elif isinstance(frame, Answer) and (operation := self.operations.get(frame.to)):
                 operation.runner.driver.post(frame.message)
-        raise ConnectionResetError
 
     def send(self, frame: Command | Forget) -> None:
         if isinstance(frame, Command):
@@ -380,6 +389,37 @@ class Lab:
         change = {"status": {"operations": operations}}
         self.client.patch(Checkpoints.Status, self.home.name, change, namespace=NAMESPACE, patch_type=PatchType.MERGE)
         return spec
+
+    def begin_suspend(self) -> Operation:
+        """A checkpoint up to where the released trees wait for the end of their pods."""
+        operation = self.checkpoint()
+        assert until(lambda: self.held() == [0, 1] or operation.ended.is_set()), self.daemon.tail()
+        assert not operation.ended.is_set(), operation.failures()
+        return operation
+
+    def end_pods(self) -> dict[int, str]:
+        """Delete the pods as their Job would. Returns what their hooks were answered."""
+        answers: dict[int, str] = {}
+
+        def end(rank: int) -> None:
+            self.terminate(rank)
+            answers[rank] = self.prestop(rank)
+            self.finish_pod(rank)
+
+        ends = [threading.Thread(target=end, args=(rank,)) for rank in self.pods]
+        for one in ends:
+            one.start()
+        for one in ends:
+            one.join(GONE)
+        return answers
+
+    def resume(self) -> None:
+        """Restore the last checkpoint in placeholders, and see training go on."""
+        self.replace()
+        restore = self.restore()
+        assert restore.outcome() is Outcome.RESTORED, (restore.failures(), self.daemon.tail())
+        self.progress()
+        self.forget(restore)
 
     def checkpoint(self, kind: Kind = Kind.RELEASE, timing: Timing = TIMING) -> Operation:
         """Begin one: its object, and its coordinator."""

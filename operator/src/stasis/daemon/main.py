@@ -162,8 +162,8 @@ async def _serve_controllers(server: Server, settings: Settings, folder: Folder,
 
 async def _sweep(ranks: Ranks) -> None:
     while True:
-        await asyncio.sleep(SWEEP)
         await asyncio.get_running_loop().run_in_executor(None, ranks.sweep)
+        await asyncio.sleep(SWEEP)
 
 
 def _end(error: BaseException) -> None:

@@ -22,7 +22,7 @@ from stasis.errors import StasisError
 log = logging.getLogger(__name__)
 
 POLL = 1.0  # seconds between two looks at a pod whose tree is to be killed
-UNASKED = 10.0  # seconds after which a pod's end counts though no hook has asked: it asked an agent before this one
+UNASKED = 5.0  # seconds after which a pod's end counts though no hook has asked: it asked an agent before this one
 
 
 @dataclass
