@@ -1,0 +1,276 @@
+"""What a user has before them: kubectl, a TrainJob, its pods' logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RANK = "batch.kubernetes.io/job-completion-index"
+TRAIN = Path(__file__).parents[1] / "operator/src/stasis/demo/train.py"
+
+
+class Cluster:
+    """The cluster of a kubeconfig, with the programs in `path` (kubectl, helm). `registry`: where its images are."""
+
+    def __init__(self, kubeconfig: Path, path: str, registry: str) -> None:
+        self.registry = registry
+        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path}
+
+    def run(self, *command: str, stdin: str | None = None, check: bool = True, timeout: float = 300) -> str:
+        """What it prints; a failure is an AssertionError with all that it said."""
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, env=self.environment, timeout=timeout
+        )
+        assert done.returncode == 0 or not check, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> str:
+        return self.run("kubectl", *args, stdin=stdin, check=check)
+
+    def get(self, *args: str) -> Any:
+        return json.loads(self.kubectl("get", *args, "-o", "json"))
+
+    def items(self, *args: str) -> list[Any]:
+        items: list[Any] = self.get(*args)["items"]
+        return items
+
+    def apply(self, *objects: Any) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+    def wait(self, what: str, condition: Callable[[], Any], timeout: float = 180) -> Any:
+        """What the condition tells when it first holds; a time-out says what was waited for, and all that happened."""
+        end = time.monotonic() + timeout
+        while not (found := condition()):
+            assert time.monotonic() < end, f"{what}: not within {timeout:g} s\n{self.story()}"
+            time.sleep(0.5)
+        return found
+
+    def story(self) -> str:
+        """For a failed test: what a person would look at."""
+        asked = (
+            ("get", "trainjobs,jobsets,pods,trainjobcheckpoints", "-A", "-o", "wide"),
+            ("get", "events", "-A", "--sort-by=.lastTimestamp"),
+            ("logs", "-n", "stasis-system", "-l", "app.kubernetes.io/component=controller", "--tail=60", "--prefix"),
+            ("logs", "-n", "stasis-system", "-l", "app.kubernetes.io/component=agent", "--tail=60", "--prefix"),
+        )
+        return "\n".join(f"--- kubectl {' '.join(args)}\n{self.kubectl(*args, check=False)}" for args in asked)
+
+
+@dataclass
+class Pod:
+    """One incarnation of a rank."""
+
+    name: str
+    uid: str
+    node: str
+    address: str
+    rank: int
+
+
+@dataclass
+class Job:
+    """A TrainJob that runs the demo's training script, and the logs of all its pods."""
+
+    cluster: Cluster
+    name: str
+    namespace: str
+    steps: int = 100
+    pause: float = 0.2
+    ranks: int = 2
+    policy: str = "default"
+    patch: dict[str, Any] = field(default_factory=dict)  # of the pod template's spec, in the runtime
+    _logs: dict[int, bytes] = field(default_factory=dict)
+    _followed: dict[str, threading.Thread] = field(default_factory=dict)
+
+    def create(self) -> None:
+        meta = {"namespace": self.namespace, "name": self.name}
+        script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"train.py": TRAIN.read_text()}}
+        labels = {"stasis.dev/policy": self.policy} if self.policy else {}
+        command = ["torchrun", "/code/train.py", f"--steps={self.steps}", f"--pause={self.pause}"]
+        job = {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {**meta, "labels": labels},
+            "spec": {
+                "runtimeRef": {"kind": "TrainingRuntime", "name": self.name},
+                "trainer": {"numNodes": self.ranks, "numProcPerNode": 1, "command": command},
+            },
+        }
+        self.cluster.apply(script, self._runtime(), job)
+
+    def _runtime(self) -> dict[str, Any]:
+        spread = {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": self.name}},
+                    }
+                ]
+            }
+        }
+        image = f"{self.cluster.registry}/stasis-trainer:e2e"
+        pod = {
+            "restartPolicy": "Never",
+            "affinity": spread,
+            "containers": [
+                {"name": "node", "image": image, "volumeMounts": [{"name": "code", "mountPath": "/code"}]},
+            ],
+            "volumes": [{"name": "code", "configMap": {"name": self.name}}],
+            **self.patch,
+        }
+        node = {
+            "name": "node",
+            "template": {
+                "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                "spec": {"podReplacementPolicy": "Failed", "template": {"spec": pod}},
+            },
+        }
+        return {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainingRuntime",
+            "metadata": {
+                "namespace": self.namespace,
+                "name": self.name,
+                "labels": {"trainer.kubeflow.org/framework": "torch"},
+            },
+            "spec": {
+                "mlPolicy": {"numNodes": self.ranks, "torch": {}},
+                "template": {"spec": {"replicatedJobs": [node]}},
+            },
+        }
+
+    # What the user does.
+
+    def patch_suspend(self, suspend: bool) -> None:
+        change = json.dumps({"spec": {"suspend": suspend}})
+        self.cluster.kubectl("-n", self.namespace, "patch", "trainjob", self.name, "--type=merge", "-p", change)
+
+    def suspend(self, timeout: float = 180) -> Any:
+        """Returns the checkpoint that it made, once all pods are gone."""
+        known = {found["metadata"]["uid"] for found in self.checkpoints()}
+        self.patch_suspend(True)
+        self.cluster.wait(f"{self.name} has no pods", lambda: not self.all_pods(), timeout)
+
+        def made() -> Any:
+            return next((c for c in self.checkpoints() if c["metadata"]["uid"] not in known and done(c)), None)
+
+        def done(checkpoint: Any) -> bool:
+            return condition(checkpoint, "Complete") == "True" and condition(checkpoint, "Released") == "True"
+
+        return self.cluster.wait(f"{self.name} has a new checkpoint", made, 60)
+
+    def resume(self, timeout: float = 180) -> None:
+        """Returns once training goes on, a step beyond the last one known."""
+        before = {rank: self.last_step(rank) for rank in range(self.ranks)}
+        self.patch_suspend(False)
+        self.cluster.wait(
+            f"{self.name} goes on after step {before}",
+            lambda: self.follow() and all(self.last_step(rank) > step for rank, step in before.items()),
+            timeout,
+        )
+
+    # What the user sees.
+
+    def checkpoints(self) -> list[Any]:
+        return self.cluster.items("-n", self.namespace, "trainjobcheckpoints", "-l", f"stasis.dev/trainjob={self.name}")
+
+    def all_pods(self) -> list[Any]:
+        return self.cluster.items("-n", self.namespace, "pods", "-l", f"jobset.sigs.k8s.io/jobset-name={self.name}")
+
+    def pods(self) -> dict[int, Pod]:
+        """Those that run, by rank."""
+        found = {}
+        for pod in self.all_pods():
+            meta, status = pod["metadata"], pod["status"]
+            if status.get("phase") == "Running" and "deletionTimestamp" not in meta:
+                rank = int(meta["labels"][RANK])
+                found[rank] = Pod(meta["name"], meta["uid"], pod["spec"]["nodeName"], status.get("podIP", ""), rank)
+        return found
+
+    def follow(self) -> bool:
+        """Follow the log of every pod that runs; whether all ranks' pods do."""
+        pods = self.pods()
+        for pod in pods.values():
+            if pod.uid not in self._followed:
+                thread = threading.Thread(target=self._read, args=(pod,), daemon=True)
+                self._followed[pod.uid] = thread
+                thread.start()
+        return len(pods) == self.ranks
+
+    def _read(self, pod: Pod) -> None:
+        command = ["kubectl", "-n", self.namespace, "logs", "-f", pod.name, "-c", "node"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self.cluster.environment
+        ) as reading:
+            assert reading.stdout
+            while data := os.read(reading.stdout.fileno(), 65536):
+                self._logs[pod.rank] = self._logs.get(pod.rank, b"") + data
+
+    def lines(self, rank: int) -> list[str]:
+        return self._logs.get(rank, b"").decode(errors="replace").splitlines()
+
+    def last_step(self, rank: int) -> int:
+        steps = [int(line.split()[1]) for line in self.lines(rank) if line.startswith("step ") and " pid " in line]
+        return steps[-1] if steps else -1
+
+    def wait_for_step(self, step: int, timeout: float = 180) -> None:
+        self.cluster.wait(
+            f"{self.name} reaches step {step}",
+            lambda: self.follow() and all(self.last_step(rank) >= step for rank in range(self.ranks)),
+            timeout,
+        )
+
+    def wait_for_end(self, timeout: float = 300) -> None:
+        self.cluster.wait(
+            f"{self.name} is complete",
+            lambda: self.follow() is None or condition(self.get(), "Complete") == "True",
+            timeout,
+        )
+        for thread in self._followed.values():
+            thread.join(20)
+
+    def get(self) -> Any:
+        return self.cluster.get("-n", self.namespace, "trainjob", self.name)
+
+    def events(self) -> list[str]:
+        """Reason and message of what the user is told with the TrainJob."""
+        found = self.cluster.items("-n", self.namespace, "events")
+        return [
+            f"{event['reason']}: {event.get('message', '')}"
+            for event in found
+            if event["involvedObject"]["kind"] == "TrainJob" and event["involvedObject"]["name"] == self.name
+        ]
+
+    def delete(self) -> None:
+        for kind in ("trainjob", "trainingruntime", "configmap"):
+            self.cluster.kubectl(
+                "-n", self.namespace, "delete", kind, self.name, "--ignore-not-found", "--wait=true", check=False
+            )
+        self.cluster.kubectl(
+            "-n", self.namespace, "delete", "pods", "-l", f"jobset.sigs.k8s.io/jobset-name={self.name}", check=False
+        )
+
+
+def condition(found: Any, kind: str) -> str:
+    """The status of a condition, "" where there is none."""
+    conditions: Sequence[Any] = found.get("status", {}).get("conditions", [])
+    return next((str(one["status"]) for one in conditions if one["type"] == kind), "")
+
+
+@contextlib.contextmanager
+def training(cluster: Cluster, name: str, namespace: str, **options: Any) -> Iterator[Job]:
+    job = Job(cluster, name, namespace, **options)
+    try:
+        job.create()
+        yield job
+    finally:
+        job.delete()
