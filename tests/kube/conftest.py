@@ -16,18 +16,21 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from lightkube import Client, codecs
+from lightkube import ApiError, Client, codecs
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Namespace
 from tests.support.apiserver import REPO, ApiServer, program, serving
+
+from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs
 
 BUILD = "abc123def456"
 IMAGE = "registry.test/stasis-init:1"
@@ -45,7 +48,17 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
             for definition in codecs.load_all_yaml(path.read_text()):
                 client.create(definition)
                 client.wait(CustomResourceDefinition, definition.metadata.name, for_conditions=["Established"])
+        for kind in (TrainJobs, JobSets, Checkpoints, Policies):
+            until(lambda kind=kind: _served(client, kind), f"that {kind.__name__} are served")
         yield server
+
+
+def _served(client: Client, kind: Any) -> bool:
+    """Established is not yet served: 'storage is (re)initializing'."""
+    try:
+        return list(client.list(kind, namespace="default")) == []
+    except ApiError:
+        return False
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def pod(
     label: str | None = "default",
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
-) -> Pod:
+) -> Any:
     """As the Job controller makes one for a rank, with a sidecar."""
     node = {"name": "node", "image": "registry.test/torch:1", "command": ["torchrun"], "args": ["train.py", "$(HOME)"]}
     side = {"name": "side", "image": "registry.test/side:1", "command": ["logs"]}

@@ -139,42 +139,42 @@ def test_a_jobset_that_is_being_deleted_is_left_alone(client: Client, trainer: T
 
 def test_a_pod_is_prepared(client: Client, namespace: str) -> None:
     made = client.create(pod("p", namespace))
-    container = made.spec.containers[0]  # type: ignore[union-attr]
+    container = made.spec.containers[0]
     init = f"/stasis/{BUILD}/init"
     assert container.command == [init, "run", "--volume", "/stasis", "--grace", "30", "--", "torchrun"]
     assert container.args == ["train.py", "$(HOME)"]
-    installer = made.spec.initContainers[-1]  # type: ignore[union-attr, index]
+    installer = made.spec.initContainers[-1]
     assert (installer.name, installer.image, installer.command) == (
         "stasis-init",
         IMAGE,
         ["/init", "install", "/stasis"],
     )
-    annotations = made.metadata.annotations or {}  # type: ignore[union-attr]
+    annotations = made.metadata.annotations or {}
     assert (annotations[names.PREPARED], annotations[names.CONTAINER]) == (BUILD, "node")
-    assert container.lifecycle.preStop.httpGet.path == f"/prestop/{annotations[names.ID]}"  # type: ignore[union-attr]
+    assert container.lifecycle.preStop.httpGet.path == f"/prestop/{annotations[names.ID]}"
 
 
 def test_a_stamped_pod_waits_at_its_ranks_address(client: Client, namespace: str) -> None:
     made = client.create(pod("p", namespace, annotations=STAMP.annotations() | {names.COMPLETION_INDEX: "0"}))
-    assert made.spec.containers[0].command[1] == "wait"  # type: ignore[union-attr, index]
-    assert made.metadata.annotations[names.POD_IP] == "10.0.0.7"  # type: ignore[union-attr, index]
+    assert made.spec.containers[0].command[1] == "wait"
+    assert made.metadata.annotations[names.POD_IP] == "10.0.0.7"
 
 
 def test_the_policy_says_which_container(client: Client, namespace: str) -> None:
     client.create(policy("mine", namespace, container="side"))
     made = client.create(pod("p", namespace, label="mine"))
-    node, side = made.spec.containers  # type: ignore[union-attr]
+    node, side = made.spec.containers
     assert node.command == ["torchrun"]
-    assert side.command[1] == "run"  # type: ignore[index]
+    assert side.command[1] == "run"
 
 
 def test_a_pod_that_cannot_be_prepared_runs_as_it_is_and_says_why(client: Client, namespace: str) -> None:
     made = client.create(pod("p", namespace, shareProcessNamespace=True))
-    assert made.spec.containers[0].command == ["torchrun"]  # type: ignore[union-attr]
-    said = (made.metadata.annotations or {})[names.UNPREPARED]  # type: ignore[union-attr]
+    assert made.spec.containers[0].command == ["torchrun"]
+    said = (made.metadata.annotations or {})[names.UNPREPARED]
     assert said == "the pod has shareProcessNamespace. Remedy: leave shareProcessNamespace out"
     missing = client.create(pod("q", namespace, label="no-such-policy"))
-    assert "there is no CheckpointPolicy 'no-such-policy'" in missing.metadata.annotations[names.UNPREPARED]  # type: ignore[union-attr, index]
+    assert "there is no CheckpointPolicy 'no-such-policy'" in missing.metadata.annotations[names.UNPREPARED]
 
 
 def test_a_placeholder_that_cannot_be_prepared_is_refused(client: Client, namespace: str) -> None:
@@ -238,7 +238,7 @@ def test_a_webhook_that_is_down_delays_enabled_jobs_and_nobody_else(
     finally:
         webhook.start()
         until(webhook.ready, "the webhook")
-    assert client.create(pod("p", trainer.namespace)).metadata.annotations[names.PREPARED]  # type: ignore[union-attr, index]
+    assert client.create(pod("p", trainer.namespace)).metadata.annotations[names.PREPARED]
 
 
 def test_without_a_certificate_it_is_alive_but_not_ready(api: ApiServer, tmp_path: Any) -> None:

@@ -14,6 +14,7 @@ from tests.kube.objects import checkpoint, policy
 from tests.support.apiserver import ApiServer, program
 
 from stasis.api.v1alpha1 import CheckpointPolicy, CheckpointPolicySpec, TrainJobCheckpoint
+from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
 from stasis.kube.client import Checkpoints, Policies
 
 pytestmark = pytest.mark.kube
@@ -117,7 +118,7 @@ def test_a_whole_status_comes_back_as_it_went(client: Client, namespace: str) ->
     put(client, namespace, given)
     found = TrainJobCheckpoint.from_dict(dict(client.get(Checkpoints, "c", namespace=namespace)))
     assert found.status is not None
-    assert found.condition("Complete")  # type: ignore[arg-type]
+    assert found.condition(ConditionType.COMPLETE)
     again = found.status.to_dict()
     assert {key: again[key] for key in ("serial", "conditions", "index", "frozenSeconds", "storedBytes")} == {
         key: given[key] for key in ("serial", "conditions", "index", "frozenSeconds", "storedBytes")

@@ -10,8 +10,6 @@ Json = Any
 def diff(before: Json, after: Json, path: str = "") -> list[dict[str, Json]]:
     """The patch that makes `before` into `after`: empty where they are equal. Lists grow at their end, or are replaced
     item by item while their length stays."""
-    if before == after and type(before) is type(after):
-        return []
     if isinstance(before, dict) and isinstance(after, dict):
         patch: list[dict[str, Json]] = [
             {"op": "remove", "path": f"{path}/{_escape(key)}"} for key in before if key not in after
@@ -20,10 +18,12 @@ def diff(before: Json, after: Json, path: str = "") -> list[dict[str, Json]]:
             inside = f"{path}/{_escape(key)}"
             patch += diff(before[key], value, inside) if key in before else [_add(inside, value)]
         return patch
-    if isinstance(before, list) and isinstance(after, list) and 0 < len(before) <= len(after):
+    if isinstance(before, list) and isinstance(after, list) and len(before) <= len(after):
         pairs = zip(before, after, strict=False)
         patch = [step for i, (a, b) in enumerate(pairs) for step in diff(a, b, f"{path}/{i}")]
         return patch + [_add(f"{path}/-", item) for item in after[len(before) :]]
+    if before == after and type(before) is type(after):  # in JSON 1 is not true
+        return []
     return [{"op": "replace", "path": path, "value": after}]
 
 
