@@ -31,8 +31,9 @@ format: ## format the Python code
 	$(PYTHON) -m ruff format .
 
 .PHONY: crds
-crds: ## the CustomResourceDefinitions, from the types
+crds: ## the CustomResourceDefinitions and docs/api.md, from the types
 	$(RUN) -m stasis.api.generate .
+	$(PYTHON) tools/api_reference.py
 
 .PHONY: test
 test: lint ## everything once, as CI runs it; T=PATH for one area
