@@ -95,7 +95,7 @@ def test_errors_of_any_name_are_errors_of_ours(hostile: Any, name: str) -> None:
 
 
 TASK = asdict(Credentials(1, "x", (0, 0, 0, 0), (0, 0, 0, 0))) | {"filters": 0}
-IMAGES: dict[str, Any] = {"images": ["core-1.img"], "chains": [[]], "tasks": [TASK], "bound": []}
+IMAGES: dict[str, Any] = {"images": ["core-1.img"], "chains": [[]], "tasks": [TASK], "bound": [], "packed": 7}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,8 @@ IMAGES: dict[str, Any] = {"images": ["core-1.img"], "chains": [[]], "tasks": [TA
         ("bound", [["tcp", "10.0.0.1", 70000]], RestoreFailed),
         ("bound", [["sctp", "10.0.0.1", 7]], RestoreFailed),
         ("bound", [[]], RestoreFailed),
+        ("packed", -1, RestoreFailed),
+        ("packed", "7", RestoreFailed),
     ],
 )
 def test_nonsense_for_images(hostile: Any, part: str, value: object, kind: type[StasisError]) -> None:

@@ -29,11 +29,13 @@ from stasis.agent.network.release import Gate
 from stasis.agent.node import Job, Node
 from stasis.agent.pipes import enlarge
 from stasis.agent.rank import Args, Rank, Result
-from stasis.agent.reader.client import Reader
+from stasis.agent.reader.client import Call, Reader
+from stasis.agent.room import unlinked_file
 from stasis.agent.volume import write_word
 from stasis.core.rankconfig import AREA_PREFIX
 from stasis.core.steps import Step
 from stasis.errors import RestoreFailed
+from stasis.store.reference import Reference
 
 RESTORE_SECONDS = 600.0
 
@@ -90,7 +92,19 @@ class RestoreRank(Rank):
         volumes = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in config.areas])
         self._images = reader.prepare(volumes)
         admission.require_rights(self._pid1, self._images.tasks)
+        self._fetching = self._fetch(reader)
         return {"pid1": self._pid1, "notes": notes}
+
+    def _fetch(self, reader: Reader) -> Call:
+        """Have the packs checked to the last byte while files are laid: no process is started of what is damaged. Those
+        of a registry are kept on the disk, if there is room: CRIU gets them from there."""
+        far = Reference.parse(self.job.repository).path is None
+        spool = unlinked_file(self.node.state, self._images.packed) if far else None
+        try:
+            return reader.fetch(spool)
+        finally:
+            if spool is not None:
+                os.close(spool)
 
     @property
     def _reading(self) -> Reader:
@@ -128,7 +142,9 @@ class RestoreRank(Rank):
         groups = cgroups.folders(self._pid1)
         with ThreadPoolExecutor(max(1, len(config.areas)), thread_name_prefix="lay") as pool:
             laid = pool.map(lambda area: self._lay_area(area, groups).as_dict(), config.areas)
-            return dict(zip(config.areas, laid, strict=True))
+            stats = dict(zip(config.areas, laid, strict=True))
+        self._fetching.wait()  # in every rank before the first process of any of them
+        return stats
 
     def _translate(self) -> None:
         """Where a rank has another address than its processes know, the old one goes on to mean it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -29,6 +30,22 @@ def node_room(folder: Path) -> Amounts:
         descriptors=max(0, (UNLIMITED if hard == resource.RLIM_INFINITY else hard) - opened),
         pipe_pages=_pipe_pages(),
     )
+
+
+def unlinked_file(folder: Path, size: int) -> int | None:
+    """A new file of mode 0600 without a name that takes so many bytes of the disk already; None where those are not
+    free. OSError where the file system knows no such files."""
+    if size > node_room(folder).disk:
+        return None
+    fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, max(size, 1))
+    except OSError as error:
+        os.close(fd)
+        if error.errno != errno.ENOSPC:
+            raise
+        return None
+    return fd
 
 
 def container_room(pid1: int) -> ContainerRoom:

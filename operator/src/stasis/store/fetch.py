@@ -66,7 +66,7 @@ class Fetcher:
                 self._kept.move_to_end(number)
                 kept.users += 1
                 out[number] = kept
-            for group in _ranges(self._index, missing):
+            for group in ranges(self._index, missing):
                 coming = self._threads.submit(self._fetch, group)
                 for number in group:
                     out[number] = self._kept[number] = Frame(number, coming)
@@ -114,12 +114,21 @@ class FrameDecoder:
         if not hasattr(self._local, "decoder"):
             self._local.decoder = Decoder()
         decoder: Decoder = self._local.decoder
-        pack, stride, offset, stored, raw, check = self._index.frames[number].tolist()
-        where = f"pack {self._index.pack_digest(pack)}, frame at byte {offset}"
+        stored = self.checked(number, data, start)
+        frame = self._index.frames[number]
+        decoder.decode(stored, int(frame["stride"]), into[: int(frame["raw"])], self._where(number))
+
+    def checked(self, number: int, data: memoryview, start: int) -> memoryview:
+        """A frame's stored bytes, out of its pack's from `start` on, with their checksum compared."""
+        _, _, offset, stored, _, check = self._index.frames[number].tolist()
         view = data[offset - start : offset - start + stored]
         if checksum([view]) != check:
-            raise Corrupt(f"{where}: its {stored} bytes have another checksum")
-        decoder.decode(view, stride, into[:raw], where)
+            raise Corrupt(f"{self._where(number)}: its {stored} bytes have another checksum")
+        return view
+
+    def _where(self, number: int) -> str:
+        frame = self._index.frames[number]
+        return f"pack {self._index.pack_digest(int(frame['pack']))}, frame at byte {frame['offset']}"
 
 
 def read_pack(repo: Repository, digest: str, start: int, into: memoryview) -> None:
@@ -138,7 +147,7 @@ def check_chunk(index: Index, chunk: Chunk, raw: Bytes) -> None:
         raise Corrupt(f"{where}: {length} bytes from {offset} on are not chunk {digest.hex()}")
 
 
-def _ranges(index: Index, numbers: list[int]) -> list[list[int]]:
+def ranges(index: Index, numbers: Iterable[int]) -> list[list[int]]:
     """Frames to be read together, each group in the order of a pack and no longer than RANGE."""
     frames = index.frames
     rows = sorted((int(frames["pack"][n]), int(frames["offset"][n]), int(frames["stored"][n]), n) for n in numbers)

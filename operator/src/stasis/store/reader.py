@@ -17,6 +17,7 @@ from stasis.store.chunker import PAGE
 from stasis.store.fetch import Fetcher, Frame, check_chunk
 from stasis.store.index import HOLE, MAX_INDEX, MAX_PACK, Chunk, Index
 from stasis.store.media import Descriptor
+from stasis.store.prefetch import Keep, prefetch
 from stasis.store.repository import Repository, fetch
 from stasis.store.verify import verify_packs
 
@@ -203,6 +204,11 @@ class RankReader:
             end = item[2] + item[3]
         if frame >= 0:
             yield run.slice(frame, start, end)
+
+    def prefetch(self, keep: Keep | None = None) -> None:
+        """Reads all that the rank needs of its packs and compares the checksums: what is damaged or missing shows
+        before any of it is used. `keep` is given the bytes, by several threads."""
+        prefetch(self.repository, self.index, keep)
 
     def probe_packs(self, numbers: Sequence[int] | None = None) -> list[bool]:
         """For each pack of the index, by number: are its bytes really there? Its last frame is read and checked."""

@@ -93,6 +93,11 @@ class Reader:
         except wire.Nonsense as nonsense:
             raise self.fail(str(nonsense)) from None
 
+    def fetch(self, spool: int | None) -> Call:
+        """Have all packs read and checked from now on. `spool`: an open file that keeps them, for a repository that is
+        slow to read again; the caller closes its own descriptor when it likes."""
+        return self._call({"call": "fetch"}, "read the packs", [] if spool is None else [spool])
+
     def start(self, name: str, fd: int) -> Call:
         """Have a stream written into a pipe or file, from now on; the caller closes its own `fd` when it likes. That
         who reads the pipe closes it early is no error."""

@@ -20,14 +20,18 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # CRIU's names; they na
 
 @dataclass(frozen=True)
 class Described:
-    """`images`: names. `tasks`: every thread that will run. `bound`: sockets that wait at an address of their own."""
+    """`images`: names. `tasks`: every thread that will run. `bound`: sockets that wait at an address of their own.
+    `packed`: bytes of all packs."""
 
     images: tuple[str, ...]
     tasks: tuple[Credentials, ...]
     bound: tuple[Bound, ...]
+    packed: int
 
 
-def describe(names: Collection[str], tasks: Collection[Credentials], bound: Collection[Bound]) -> dict[str, Any]:
+def describe(
+    names: Collection[str], tasks: Collection[Credentials], bound: Collection[Bound], packed: int
+) -> dict[str, Any]:
     """Tasks share their chains of seccomp filters, which are long."""
     chains = list(dict.fromkeys(task.filters for task in tasks))
     at = {chain: number for number, chain in enumerate(chains)}
@@ -36,6 +40,7 @@ def describe(names: Collection[str], tasks: Collection[Credentials], bound: Coll
         "chains": [[base64.b64encode(program).decode() for program in chain] for chain in chains],
         "tasks": [{**asdict(task), "filters": at[task.filters]} for task in tasks],
         "bound": [[one.protocol, str(one.address), one.port] for one in bound],
+        "packed": packed,
     }
 
 
@@ -46,12 +51,13 @@ def described(answer: dict[str, Any]) -> Described:
         chains = [tuple(base64.b64decode(p, validate=True) for p in _listed(c)) for c in _listed(answer["chains"])]
         tasks = tuple(_credentials(task, chains) for task in _listed(answer["tasks"]))
         bound = tuple(_bound(*one) for one in _listed(answer["bound"]))
+        packed = _number(answer["packed"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise Nonsense(f"no description of images: {error}") from None
     for name in names:
         if not isinstance(name, str) or not _IMAGE.fullmatch(name):
             raise Corrupt(f"{name!r:.200} is no name of an image of CRIU")
-    return Described(names, tasks, bound)
+    return Described(names, tasks, bound, packed)
 
 
 def _listed(value: object) -> list[Any]:

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stasis.agent import privileges
 from stasis.agent.criu_images import ImageCodec
@@ -28,9 +28,12 @@ from stasis.agent.reader.broker import Agent, HandedFolder
 from stasis.agent.reader.images import Prepared
 from stasis.core.rankconfig import IMAGE_PREFIX, RankConfig
 from stasis.errors import Corrupt, RestoreFailed
+from stasis.store.prefetch import Spool
 from stasis.store.reader import RankReader
 from stasis.store.reference import Reference
-from stasis.store.repository import Repository
+
+if TYPE_CHECKING:
+    from stasis.agent.reader.spooled import SpooledRegistry
 
 FIRST_USER = 0x7F000000  # with the process's id: above what systems, container runtimes and clusters give out
 MEMORY = 4 << 30  # bytes of address space
@@ -52,13 +55,13 @@ def main() -> None:
     Service(repository, order["manifest"], codec).run(control)
 
 
-def registry(reference: Reference, agent: Agent) -> Repository:
+def registry(reference: Reference, agent: Agent) -> SpooledRegistry:
     """Its HTTP client takes a while to import, and a folder needs none."""
     import encodings.idna  # noqa: F401 (the resolver asks for it by name)
 
-    from stasis.store.registry import RegistryRepository
+    from stasis.agent.reader.spooled import SpooledRegistry
 
-    return RegistryRepository(reference, credentials=agent.credentials)
+    return SpooledRegistry(reference, credentials=agent.credentials)
 
 
 def end_with_agent(lifeline: int) -> None:
@@ -81,13 +84,14 @@ def become_nobody(*, see_nothing: bool) -> None:
 class Service:
     """Answers the agent's calls, each in a thread of its own."""
 
-    def __init__(self, repository: Repository, manifest: str, codec: ImageCodec) -> None:
+    def __init__(self, repository: HandedFolder | SpooledRegistry, manifest: str, codec: ImageCodec) -> None:
         self._repository = repository
         self._manifest = manifest
         self._codec = codec
         self._calls: dict[str, Callable[[Mapping[str, Any], list[int]], dict[str, Any]]] = {
             "open": self._open,
             "prepare": self._prepare,
+            "fetch": self._fetch,
             "serve": self._serve,
         }
 
@@ -126,7 +130,16 @@ class Service:
     def _prepare(self, call: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         config = RankConfig.from_dict(self._reader.config)
         self._images = Prepared(self._reader, self._codec, config, call["volumes"])
-        return data.describe(self._images.names, self._images.tasks(), self._images.bound())
+        packed = int(self._reader.index.packs["size"].sum())
+        return data.describe(self._images.names, self._images.tasks(), self._images.bound(), packed)
+
+    def _fetch(self, call: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        """What is read meanwhile comes from the repository, and from the spool when this is through."""
+        spool = Spool(fds[0], self._reader.index) if fds else None
+        self._reader.prefetch(spool.keep if spool else None)
+        if spool and not isinstance(self._repository, HandedFolder):
+            self._repository.spool = spool
+        return {}
 
     def _serve(self, call: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         name = call["name"]
