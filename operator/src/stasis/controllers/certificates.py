@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lightkube import AsyncClient
-from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.types import PatchType
 
 from stasis.controllers.authority import Pair, is_current, left, make_authority, make_leaf, utcnow
@@ -120,8 +119,8 @@ class Certificates:
                 change = {"metadata": {"resourceVersion": before.version}, "data": data}
                 await self._client.patch(Secrets, name, change, namespace=self._namespace, patch_type=PatchType.MERGE)
             else:
-                about = ObjectMeta(name=name, namespace=self._namespace)
-                await self._client.create(Secrets(metadata=about, type=kind, data=data))
+                about = {"name": name, "namespace": self._namespace}
+                await self._client.create(Secrets.from_dict({"metadata": about, "type": kind, "data": data}))
 
     async def _trust(self, bundle: bytes) -> None:
         """Have the API server trust the webhook's certificate."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx2
 from lightkube import AsyncClient
-from lightkube.models.meta_v1 import ObjectMeta
 
 from stasis.api import names
 from stasis.controllers.status import now
@@ -31,24 +30,26 @@ class Teller:
             return
         about, at = meta(job), now()
         digest = hashlib.sha256(f"{about['uid']}{reason}{message}{at}".encode()).hexdigest()[:16]
-        event = Events(
-            metadata=ObjectMeta(name=f"{about['name']}.{digest}", namespace=about["namespace"]),
-            involvedObject={
-                "apiVersion": job.get("apiVersion"),
-                "kind": job.get("kind"),
-                "name": about["name"],
-                "namespace": about["namespace"],
-                "uid": about["uid"],
-            },
-            reason=reason,
-            message=message[:MAX_NOTE],
-            type="Warning" if warning else "Normal",
-            firstTimestamp=at,
-            lastTimestamp=at,
-            count=1,
-            source={"component": names.GROUP},
-            reportingComponent=names.GROUP,
-            reportingInstance=self._instance,
+        event = Events.from_dict(
+            {
+                "metadata": {"name": f"{about['name']}.{digest}", "namespace": about["namespace"]},
+                "involvedObject": {
+                    "apiVersion": job.get("apiVersion"),
+                    "kind": job.get("kind"),
+                    "name": about["name"],
+                    "namespace": about["namespace"],
+                    "uid": about["uid"],
+                },
+                "reason": reason,
+                "message": message[:MAX_NOTE],
+                "type": "Warning" if warning else "Normal",
+                "firstTimestamp": at,
+                "lastTimestamp": at,
+                "count": 1,
+                "source": {"component": names.GROUP},
+                "reportingComponent": names.GROUP,
+                "reportingInstance": self._instance,
+            }
         )
         try:
             await self._client.create(event)

@@ -14,7 +14,7 @@ class Metrics:
         self.queue = Gauge("stasis_queue_length", "TrainJobs that wait to be looked at.", registry=registry)
         self.heard = Gauge("stasis_watch_age_seconds", "Since the watches last told anything.", registry=registry)
         self.operations = Gauge(
-            "stasis_operations", "Operations that this process leads.", ["kind", "step"], registry=registry
+            "stasis_operations_led", "Operations that this process leads.", ["kind", "step"], registry=registry
         )
         self.ended = Counter(
             "stasis_operations_total", "Operations that have ended.", ["kind", "outcome"], registry=registry

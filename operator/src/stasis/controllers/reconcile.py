@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightkube import AsyncClient
-from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.types import PatchType
 
 from stasis.api import names
@@ -113,20 +112,22 @@ class Reconciler:
 
     async def _create(self, seen: Live, action: a.Create) -> None:
         job = meta(seen.job)
-        checkpoint = Checkpoints(
-            metadata=ObjectMeta(
-                name=f"{job['name']}-{action.serial}",
-                namespace=job["namespace"],
-                labels=TrainJobCheckpoint.labels_for(job["name"], job["uid"]),
-                finalizers=[HOLD_FINALIZER],
-            ),
-            spec={
-                "trainJob": {"name": job["name"], "uid": job["uid"]},
-                "kind": str(CheckpointKind.SUSPEND),
-                "requestedBy": "spec.suspend",
-                "policy": seen.policy_name,
-                "container": seen.policy.container,
-            },
+        checkpoint = Checkpoints.from_dict(
+            {
+                "metadata": {
+                    "name": f"{job['name']}-{action.serial}",
+                    "namespace": job["namespace"],
+                    "labels": TrainJobCheckpoint.labels_for(job["name"], job["uid"]),
+                    "finalizers": [HOLD_FINALIZER],
+                },
+                "spec": {
+                    "trainJob": {"name": job["name"], "uid": job["uid"]},
+                    "kind": str(CheckpointKind.SUSPEND),
+                    "requestedBy": "spec.suspend",
+                    "policy": seen.policy_name,
+                    "container": seen.policy.container,
+                },
+            }
         )
         with translated(f"checkpoint {job['name']}-{action.serial}"):
             self._seen.checkpoint(await self._client.create(checkpoint), False)

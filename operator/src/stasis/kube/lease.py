@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lightkube import AsyncClient
-from lightkube.models.meta_v1 import ObjectMeta
 
 from stasis.errors import NotFound, StasisError
 from stasis.kube.client import Conflict, Leases, meta, translated
@@ -103,7 +102,8 @@ class Lease:
             with translated("lease"):
                 lease = await self._client.get(Leases, self._name, namespace=self._namespace)
         except NotFound:
-            lease = Leases(metadata=ObjectMeta(name=self._name, namespace=self._namespace), spec={})
+            about = {"name": self._name, "namespace": self._namespace}
+            lease = Leases.from_dict({"metadata": about, "spec": {}})
         spec: dict[str, Any] = lease["spec"]
         holder = spec.get("holderIdentity") or ""
         if holder != self._identity:
