@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The project's own Docker daemon, for machines that run none: Debian's, unpacked and not installed, with a data
-# folder, a socket and a parent cgroup of its own, and no rule in any firewall. docker.sh up | down
-# Prints on `up` the folder with the docker program.
+# folder, a socket and a parent cgroup of its own, and no rule in any firewall. docker.sh up | down | wipe
+# Prints on `up` the folder with the docker program; wipe also removes all its images.
 . "$(dirname "$0")/lib.sh"
-CGROUP=/$CLUSTER
-
 programs=$DOCKER_PIECE/usr/bin
 
-pids_below() { find /sys/fs/cgroup -path "*$CGROUP/*" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -un; }
 alive() { docker version >/dev/null 2>&1; }
+
+# cgroups EXPRESSION...: find(1) over our containers' cgroups, of every hierarchy.
+cgroups() { find /sys/fs/cgroup -depth \( -path "*/$CLUSTER" -o -path "*/$CLUSTER/*" \) "$@" 2>/dev/null || true; }
 
 # ours PROGRAM: the PIDs of that program that run out of our folders.
 ours() {
@@ -27,27 +27,31 @@ up() {
 	ln -sf "$(bin runc)/runc" "$RUN/bin/runc"    # Debian trixie's wants a newer libc than bookworm has
 	PATH=$RUN/bin:$DOCKER_PIECE/usr/sbin:$PATH setsid dockerd --data-root "$DOCKER_ROOT" --exec-root "$RUN/exec" \
 		--pidfile "$RUN/docker.pid" -H "$DOCKER_HOST" --exec-opt native.cgroupdriver=cgroupfs \
-		--cgroup-parent "$CGROUP" --bridge=none --iptables=false --ip6tables=false --storage-driver overlay2 \
+		--cgroup-parent "/$CLUSTER" --bridge=none --iptables=false --ip6tables=false --storage-driver overlay2 \
 		</dev/null >"$STATE/dockerd.log" 2>&1 8>&- &
 	for _ in $(seq 150); do alive && return; sleep 0.2; done
 	tail -n 20 "$STATE/dockerd.log" >&2
 	die "the Docker daemon does not start (log: $STATE/dockerd.log)"
 }
 
-# What a daemon leaves behind that was killed, or whose machine's scripts were.
+# What a daemon that was killed leaves behind. Frozen processes, which a test may leave, die only once thawed.
 sweep() {
-	local pid link
+	local pid pids file
 	for pid in $(ours dockerd) $(ours containerd) $(ours containerd-shim); do kill -KILL "$pid" 2>/dev/null || true; done
-	while [ -n "$(pids_below)" ]; do
-		for pid in $(pids_below); do kill -KILL "$pid" 2>/dev/null || true; done
+	for _ in $(seq 100); do
+		pids=$(cgroups -name cgroup.procs -exec cat {} + | sort -un)
+		[ -n "$pids" ] || break
+		kill -KILL $pids 2>/dev/null || true
+		cgroups -name freezer.state | while read -r file; do echo THAWED >"$file" || true; done 2>/dev/null
+		cgroups -name cgroup.freeze | while read -r file; do echo 0 >"$file" || true; done 2>/dev/null
 		sleep 0.1
 	done
-	awk -v a="$RUN/" -v b="$DOCKER_ROOT/" 'index($2, a) == 1 || index($2, b) == 1 {print $2}' /proc/self/mounts | sort -r |
-		while read -r mount; do umount -l "$mount" || true; done
+	[ -z "$pids" ] || die "processes that cannot be killed: $(echo $pids)"
+	unmount_below "$RUN" "$DOCKER_ROOT"
 	if ip link show "$CLUSTER" >/dev/null 2>&1; then ip link delete "$CLUSTER"; fi
-	find /sys/fs/cgroup -depth -path "*$CGROUP*" -type d -exec rmdir {} + 2>/dev/null || true
+	cgroups -type d -exec rmdir {} +
 	rm -rf --one-file-system "$RUN"
-	rmdir /run/docker/plugins /run/docker /run/containerd/s /run/containerd 2>/dev/null || true
+	rmdir /run/docker/plugins /run/docker /run/containerd/s /run/containerd /lib/modules 2>/dev/null || true
 }
 
 down() {
@@ -63,5 +67,6 @@ locked
 case ${1:-} in
 up) if [ -n "$OWN_DOCKER" ]; then up; echo "$programs"; else dirname "$(command -v docker)"; fi ;;
 down) [ -z "$OWN_DOCKER" ] || down ;;
-*) die "usage: docker.sh up | down" ;;
+wipe) [ -z "$OWN_DOCKER" ] || { down; rm -rf --one-file-system "$DOCKER_ROOT"; } ;;
+*) die "usage: docker.sh up | down | wipe" ;;
 esac

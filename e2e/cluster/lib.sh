@@ -1,14 +1,15 @@
 # Shared by the scripts of the e2e cluster: names, addresses, and which Docker daemon to use.
 . "$(dirname "${BASH_SOURCE[0]}")/../../tools/lib.sh"
 HERE=$REPO/e2e/cluster
-CLUSTER=stasis-e2e                      # kind's cluster, its Docker network and that network's bridge on the host
-NETWORK=172.30.57.0/24                  # nodes and registry
-REGISTRY_IP=172.30.57.2
-REGISTRY=$REGISTRY_IP:5000              # as nodes, pods and the host see it
-REGISTRY_PUSH=127.0.0.1:5057            # the same, for Docker, which speaks plain HTTP only to the loopback
-STATE=$CACHE/cluster                    # kubeconfig; logs
-RUN=/run/$CLUSTER                       # what ends with the machine: sockets, PIDs (the paths must be short)
-DOCKER_ROOT=$CACHE/docker               # images and layers of the project's own daemon
+CLUSTER=${STASIS_E2E_CLUSTER:-stasis-e2e}    # kind's cluster, its Docker network and that network's bridge on the host
+OCTET=${STASIS_E2E_OCTET:-57}                # two clusters on one machine differ in name and octet
+NETWORK=172.30.$OCTET.0/24                   # nodes and registry
+REGISTRY_IP=172.30.$OCTET.2
+REGISTRY=$REGISTRY_IP:5000                   # as nodes, pods and the host see it
+REGISTRY_PUSH=127.0.0.1:$((5000 + OCTET))    # the same, for Docker, which speaks plain HTTP only to the loopback
+STATE=$CACHE/cluster${STASIS_E2E_CLUSTER:+-$CLUSTER}      # kubeconfig; logs
+DOCKER_ROOT=$CACHE/docker${STASIS_E2E_CLUSTER:+-$CLUSTER} # images and layers of the project's own daemon
+RUN=/run/$CLUSTER                            # what ends with the machine: sockets, PIDs (the paths must be short)
 export KUBECONFIG=$STATE/kubeconfig KIND_EXPERIMENTAL_DOCKER_NETWORK=$CLUSTER
 mkdir -p "$STATE"
 
@@ -17,6 +18,15 @@ locked() {
 	[ -n "${STASIS_E2E_LOCKED:-}" ] && return 0
 	exec 8>"$STATE/lock"; flock 8
 	export STASIS_E2E_LOCKED=1
+}
+
+# unmount_below DIR...: what a killed build or daemon left mounted.
+unmount_below() {
+	local dir mount
+	for dir; do
+		awk -v dir="$dir/" 'index($2, dir) == 1 {print $2}' /proc/self/mounts | sort -r |
+			while read -r mount; do umount -l "$mount" || true; done
+	done
 }
 
 # trixie DIR PACKAGE...: unpack packages of Debian trixie, whatever the machine runs, and install none.
@@ -37,6 +47,16 @@ trixie() {
 # The programs of Docker that the project brings where there is no daemon.
 fetch_docker() { trixie "$1" docker.io docker-cli containerd; }
 DOCKER_PIECE=$CACHE/docker-trixie-$(declare -f fetch_docker trixie | key -)
+
+# stock: whether kind's and Debian's own images are to be had. STASIS_E2E_STOCK=yes|no decides, else a quick try. The
+# project's own daemon lays no way out of its networks, so that its nodes could pull nothing.
+stock() {
+	case ${STASIS_E2E_STOCK:-} in
+	yes) return 0 ;;
+	no) return 1 ;;
+	esac
+	[ -z "$OWN_DOCKER" ] && timeout 5 docker manifest inspect debian:trixie-slim >/dev/null 2>&1
+}
 
 # bin NAME: the folder of the programs that go/NAME pins.
 bin() { echo "$("$HERE/program.sh" "$1")/bin"; }

@@ -4,15 +4,14 @@
 . "$(dirname "$0")/lib.sh"
 locked
 PATH=$("$HERE/docker.sh" up):$PATH
-names=(kubernetes etcd containerd runc cni coredns kind jobset trainer)
-mapfile -t pieces < <("$HERE/program.sh" "${names[@]}")
-for i in "${!names[@]}"; do declare "${names[i]}=${pieces[i]}"; done
-IMAGE=stasis-e2e-node:$(cat "$0" "$HERE/pause.c" <(printf '%s\n' "${pieces[@]}") | sha256sum | cut -c1-12)
+pieces=$("$HERE/program.sh" kubernetes etcd containerd runc cni coredns kind jobset trainer)
+read -r kubernetes etcd containerd runc cni coredns kind jobset trainer <<<"$(echo $pieces)"
+IMAGE=stasis-e2e-node:$(cat "$0" "$HERE/pause.c" <(echo "$pieces") | key -)
 if docker image inspect "$IMAGE" >/dev/null 2>&1; then echo "$IMAGE"; exit; fi
 
 say "making the image of the nodes (about a minute, once)"
 work=$STATE/node; root=$work/root
-rm -rf "$work"; mkdir -p "$root" "$work/images" "$work/state"
+unmount_below "$work"; rm -rf --one-file-system "$work"; mkdir -p "$root" "$work/images" "$work/state"
 command -v mmdebstrap >/dev/null || die "mmdebstrap is needed: run tools/setup.sh"
 mmdebstrap --variant=minbase --mode=root --include=systemd,conntrack,iptables,nftables,iproute2,ethtool,util-linux,mount,kmod,libseccomp2,bash,ca-certificates,curl,jq,procps \
 	trixie "$root" "$(debian_mirror)" >"$work/mmdebstrap.log" 2>&1 || { tail -n 20 "$work/mmdebstrap.log" >&2; die "mmdebstrap failed"; }
@@ -98,7 +97,9 @@ docker save "${images[@]}" | "$containerd/bin/ctr" -a "$work/containerd.sock" -n
 for name in "${images[@]}"; do grep -qxF "$name" "$work/preloaded" || die "not preloaded: $name"; done
 kill "$daemon"; wait "$daemon" || true
 docker image rm "${images[@]}" >/dev/null
-tar -C "$root" --numeric-owner -c . | docker import -c 'ENV container=docker' -c 'STOPSIGNAL SIGRTMIN+3' \
+old=$(docker image ls -q stasis-e2e-node)
+[ -z "$old" ] || docker image rm $old >/dev/null 2>&1 || true    # one that runs stays
+tar -C "$root" --numeric-owner -c . | docker import -c 'LABEL stasis.dev/e2e=node' -c 'ENV container=docker' -c 'STOPSIGNAL SIGRTMIN+3' \
 	-c 'ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]' - "$IMAGE" >/dev/null
 rm -rf --one-file-system "$work"
 echo "$IMAGE"

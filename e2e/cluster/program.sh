@@ -11,7 +11,9 @@ build() {
 	say "building $name from Go modules (once)"
 	. "$GO_DIR/$name/build.env"
 	cd "$GO_DIR/$name"
-	export CGO_ENABLED GOTOOLCHAIN=auto GOWORK=off GOFLAGS="-mod=readonly -modcacherw"
+	# Sources and objects, 10 GB of them, go when all programs are built (up.sh).
+	exec 7>"$CACHE/go.lock"; flock -s 7
+	export CGO_ENABLED GOTOOLCHAIN=auto GOWORK=off GOFLAGS="-mod=readonly -modcacherw" GOCACHE=$CACHE/go/build GOMODCACHE=$CACHE/go/mod
 	[ "$CGO_ENABLED" = 0 ] || DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends gcc libc6-dev libseccomp-dev pkg-config >&2
 	mkdir -p "$out/bin"
@@ -22,6 +24,7 @@ build() {
 		cp -r "$(go list -m -f '{{.Dir}}' "$1")/$2" "$out/files"
 		chmod -R u+w "$out/files"
 	fi
+	exec 7>&-
 }
 
 for name; do

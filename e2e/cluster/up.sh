@@ -7,25 +7,23 @@ PATH=$("$HERE/docker.sh" up):$PATH
 SECONDS=0
 step() { say "$* ($SECONDS s)"; }
 
-stock=
-if [ -n "$OWN_DOCKER" ] || ! timeout 5 docker manifest inspect kindest/node:latest >/dev/null 2>&1; then
-	image=$("$HERE/node-image.sh")
-else
-	stock=1
-	image=kindest/node:v1.36.3
-fi
-mapfile -t pieces < <("$HERE/program.sh" kind kubernetes cni jobset trainer helm)
-read -r kind kubernetes cni jobset trainer helm <<<"${pieces[*]}"
+image=    # kind's own
+stock || image=$("$HERE/node-image.sh")
+pieces=$("$HERE/program.sh" kind kubernetes cni jobset trainer helm)
+read -r kind kubernetes cni jobset trainer helm <<<"$(echo $pieces)"
 ipam=$("$HERE/ipam.sh")
 layout=$("$HERE/trainer-image.sh")
 oras=$("$REPO/tools/oras.sh")
 PATH=$kind/bin:$kubernetes/bin:$PATH
-made=$(cat "$HERE"/*.{sh,yaml} <(echo "$image" "${pieces[@]}" "$ipam" "$layout") | key -)
+made=$(cat "$HERE"/{up,join-network,pod-network,registry,registry-image,volumes}.sh "$HERE"/*.yaml <(echo "$image" "$pieces" "$ipam" "$layout") | key -)
 if [ "$(cat "$STATE/made" 2>/dev/null)" = "$made" ] && kubectl get --raw /readyz >/dev/null 2>&1; then
 	echo "$KUBECONFIG"
 	exit
 fi
 "$HERE/down.sh" --keep-docker
+
+# All programs are built: their sources and objects are needed no more.
+(flock -xn 7 && rm -rf "$CACHE/go") 7>"$CACHE/go.lock" || true
 
 step "the registry"
 docker network create --subnet "$NETWORK" -o com.docker.network.bridge.name="$CLUSTER" "$CLUSTER" >/dev/null
@@ -35,7 +33,7 @@ push=$!
 
 step "the nodes"
 sed "s|@HERE@|$HERE|" "$HERE/kind.yaml" |
-	kind create cluster --quiet --name "$CLUSTER" --image "$image" --config - 2>"$STATE/kind.log" 8>&- ||
+	kind create cluster --quiet --name "$CLUSTER" ${image:+--image "$image"} --config - 2>"$STATE/kind.log" 8>&- ||
 	{ cat "$STATE/kind.log" >&2; die "kind does not make the cluster"; }
 
 step "the network"
@@ -55,7 +53,7 @@ workers=$(kubectl get nodes -l '!node-role.kubernetes.io/control-plane' -o name 
 for node in $workers; do    # pulls the image before a test waits for it
 	kubectl run "pull-$node" --image "$REGISTRY/stasis-trainer:e2e" --restart=Never --overrides "{\"spec\":{\"nodeName\":\"$node\"}}" -- true
 done >/dev/null
-[ -n "$stock" ] || "$HERE/volumes.sh" $workers
+[ -z "$image" ] || "$HERE/volumes.sh" $workers
 render jobset "$jobset" | kubectl apply --server-side -f - >/dev/null
 render trainer "$trainer" | kubectl apply --server-side -f - >/dev/null
 for name in kube-system/coredns jobset-system/jobset-controller-manager kubeflow-system/kubeflow-trainer-controller-manager; do
@@ -67,6 +65,7 @@ for _ in $(seq 60); do kubectl apply -f "$STATE/runtime.yaml" >/dev/null 2>"$STA
 kubectl get clustertrainingruntime torch-e2e >/dev/null || { cat "$STATE/runtime.log" >&2; die "the training runtime is refused"; }
 for node in $workers; do
 	kubectl wait --for=jsonpath='{.status.phase}'=Succeeded "pod/pull-$node" --timeout=180s >/dev/null
+	docker exec "$node" ctr -n k8s.io images tag --force "$REGISTRY/stasis-trainer:e2e" docker.io/library/stasis-trainer:e2e >/dev/null
 	kubectl delete pod "pull-$node" --wait=false >/dev/null
 done
 step "the cluster is up"
