@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from lightkube import Client
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 from tests.kube.conftest import until
 from tests.kube.played import RELEASED, Job, condition, meanwhile, operation
@@ -17,10 +18,12 @@ from tests.support.apiserver import ApiServer
 
 from stasis.api import names
 from stasis.core.records import Record, Verdict
+from stasis.errors import NotFound, Unsupported
 from stasis.kube.client import Checkpoints, TrainJobs, annotation, label
 from stasis.plugin import names as asked
 from stasis.plugin import wait
 from stasis.plugin.cli import main
+from stasis.plugin.cluster import asked as in_words
 from stasis.store.checkpoint import publish
 from stasis.store.connect import open_repository
 from stasis.store.writer import RankWriter
@@ -332,3 +335,12 @@ def test_a_kubeconfig_that_leads_nowhere_is_said_so(stasis, monkeypatch: pytest.
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     result = stasis("ls")
     assert (result.exit_code, "there is no kubeconfig at" in result.stderr) == (2, True)
+
+
+def test_a_cluster_without_our_kinds_is_told_from_an_object_that_is_not_there(client: Client, namespace: str) -> None:
+    unknown = create_namespaced_resource("nobody.example.com", "v1", "Nothing", "nothings")
+    for look in (lambda: list(client.list(unknown, namespace=namespace)), lambda: client.get(unknown, "a")):
+        with pytest.raises(Unsupported, match="does not know this kind"), in_words("nothing"):
+            look()
+    with pytest.raises(NotFound), in_words("checkpoint"):
+        client.get(Checkpoints, "a", namespace=namespace)

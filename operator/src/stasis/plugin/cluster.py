@@ -15,7 +15,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 
-from stasis.errors import NotFound, Unsupported, UsageError
+from stasis.errors import StasisError, Unsupported, UsageError
 from stasis.kube.client import connect, translated
 
 INSTALL = "helm install stasis charts/stasis -n stasis-system --create-namespace"
@@ -59,15 +59,20 @@ def asked(what: str) -> Iterator[None]:
     try:
         with translated(what):
             yield
-    except NotFound as error:
-        if isinstance(cause := error.__cause__, ApiError) and not (cause.status.details and cause.status.details.name):
-            raise Unsupported(f"{what}: the cluster does not know this kind of object", remedy=INSTALL) from cause
-        raise
-    except Exception as error:
+    except StasisError as error:
         cause = error.__cause__
+        if _kind_is_unknown(cause):
+            raise Unsupported(f"{what}: the cluster does not know this kind of object", remedy=INSTALL) from cause
         if isinstance(cause, ApiError) and cause.status.code in (400, 422):
             raise UsageError(f"{what}: {cause}") from cause
         raise
+
+
+def _kind_is_unknown(cause: BaseException | None) -> bool:
+    """Of an object that is not there the API server says its name; of a kind it says nothing but 404."""
+    if isinstance(cause, ApiError):
+        return cause.status.code == 404 and not (cause.status.details and cause.status.details.name)
+    return isinstance(cause, httpx2.HTTPStatusError) and cause.response.status_code == 404
 
 
 def user(cluster: Cluster) -> str:
