@@ -1,0 +1,281 @@
+"""What is due for a TrainJob, view by view: each of these is a corner that some rule is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stasis.core import actions as a
+from stasis.core.decide import RETRY, decide
+from stasis.core.gate import Gate, Held, Open, Resume, Stamp, Suspend
+from stasis.core.plan import Kind, Outcome
+from stasis.core.records import Verdict
+from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Use, View
+
+NOW = 1000.0
+JOB = Job("j", suspend=False, generation=4, since=NOW - 5)
+PODS = tuple(Pod(rank, f"gpt-{rank}", f"p{rank}", running=True) for rank in (0, 1))
+RUNNING = View(NOW, JOB, JobSet(suspend=False, ranks=2), PODS)
+ASKED = replace(RUNNING, job=replace(JOB, suspend=True))
+WHERE = {0: "p0", 1: "p1"}
+
+
+def operation(kind: Kind = Kind.RELEASE, serial: int = 1, **more: object) -> Operation:
+    return Operation(f"c{serial}", serial, kind, WHERE, **more)  # type: ignore[arg-type]
+
+
+RELEASED = operation(
+    verdicts=frozenset({Verdict.COMMIT, Verdict.RELEASE, Verdict.ENDED}), outcome=Outcome.RELEASED, concluded=True
+)
+SAVED = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, RELEASED, published=True)
+SUSPENDED = View(NOW, replace(JOB, suspend=True), JobSet(True, 2, Held("gpt-1")), checkpoints=(SAVED,))
+STAMPED = Incarnation("c1", 2)
+PLACEHOLDERS = tuple(replace(pod, uid=f"q{pod.rank}", incarnation=STAMPED) for pod in PODS)
+RESUMED = View(NOW, JOB, JobSet(False, 2, incarnation=STAMPED), PLACEHOLDERS, (SAVED,))
+
+
+def restore(**more: object) -> Operation:
+    return Operation("c1-r2", 2, Kind.RESTORE, {0: "q0", 1: "q1"}, **more)  # type: ignore[arg-type]
+
+
+def with_checkpoint(view: View, checkpoint: Checkpoint) -> View:
+    return replace(view, checkpoints=(checkpoint,))
+
+
+def with_gate(view: View, gate: Gate) -> View:
+    assert view.jobset is not None
+    return replace(view, jobset=replace(view.jobset, gate=gate))
+
+
+def due(view: View) -> list[a.Action]:
+    return list(decide(view).actions)
+
+
+# ---------------------------------------------------------------- to be suspended
+
+
+def test_nothing_is_due_for_a_job_that_runs_or_is_suspended() -> None:
+    assert due(RUNNING) == []
+    assert due(SUSPENDED) == []
+
+
+def test_a_suspend_of_a_gang_that_runs_begins_with_a_checkpoint() -> None:
+    assert due(ASKED) == [a.Create(1)]
+    waiting = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE)
+    assert due(with_checkpoint(ASKED, waiting)) == [a.Begin("gpt-1", 2, Kind.RELEASE, PODS, ())]
+
+
+def test_a_gang_that_does_not_run_whole_is_let_go_at_once() -> None:
+    for pods in (
+        (),
+        PODS[:1],
+        (PODS[0], replace(PODS[1], running=False)),
+        (PODS[0], replace(PODS[1], terminating=True)),
+    ):
+        (action,) = due(replace(ASKED, pods=pods))
+        assert isinstance(action, a.SetGate)
+        assert action.gate == Suspend()
+        assert action.reason == "NothingToSave"
+
+
+def test_a_rank_that_has_finished_is_no_longer_needed() -> None:
+    pods = (PODS[0], replace(PODS[1], running=False, succeeded=True))
+    waiting = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 3)
+    assert due(with_checkpoint(replace(ASKED, pods=pods), waiting)) == [
+        a.Begin("gpt-1", 3, Kind.RELEASE, PODS[:1], (1,))
+    ]
+
+
+def test_the_gate_opens_when_the_release_is_recorded_and_not_before() -> None:
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation(verdicts=frozenset({Verdict.COMMIT})))
+    assert due(with_checkpoint(ASKED, led)) == [a.Drive("gpt-1", "c1")]
+    led = replace(led, operation=operation(verdicts=frozenset({Verdict.COMMIT, Verdict.RELEASE})))
+    assert due(with_checkpoint(ASKED, led)) == [a.Drive("gpt-1", "c1"), a.SetGate(Suspend("gpt-1"))]
+
+
+def test_a_release_that_has_ended_still_opens_the_gate() -> None:
+    """Whoever led it may have died before it wrote the gate."""
+    assert due(replace(ASKED, checkpoints=(SAVED,))) == [a.SetGate(Suspend("gpt-1"))]
+
+
+def test_a_suspend_that_is_taken_back_withdraws_its_checkpoint() -> None:
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
+    assert due(with_checkpoint(RUNNING, led)) == [a.Drive("gpt-1", "c1", withdraw=True)]
+
+
+def test_a_release_that_is_recorded_completes_though_the_job_is_wanted_again() -> None:
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation(verdicts=frozenset({Verdict.RELEASE})))
+    (drive, gate) = due(with_checkpoint(RUNNING, led))
+    assert isinstance(drive, a.Drive)
+    assert gate == a.SetGate(Held("gpt-1"))
+
+
+def test_discard_suspends_without_saving_but_lets_a_freeze_end_first() -> None:
+    discarded = replace(ASKED, job=replace(JOB, suspend=True, discard=True))
+    (action,) = due(discarded)
+    assert isinstance(action, a.SetGate)
+    assert action.gate == Suspend()
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
+    assert due(with_checkpoint(discarded, led)) == [a.Drive("gpt-1", "c1", withdraw=True)]
+
+
+def test_a_failed_checkpoint_is_tried_again_until_the_time_is_over() -> None:
+    failed = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, failed=Failed(NOW - 3, "no"))
+    decision = decide(with_checkpoint(ASKED, failed))
+    assert decision.actions == ()
+    assert decision.again == RETRY - 3
+    assert due(replace(with_checkpoint(ASKED, failed), now=NOW + RETRY)) == [a.Create(2)]
+    late = replace(with_checkpoint(ASKED, failed), now=NOW + 2000)
+    assert due(late) == []
+    (action,) = due(replace(late, policy=Policy(suspend_anyway=True)))
+    assert isinstance(action, a.SetGate)
+    assert action.gate == Suspend()
+    assert "no" in action.message
+
+
+def test_what_the_program_stands_against_is_suspended_at_once_where_the_policy_says_so() -> None:
+    failed = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, failed=Failed(NOW - 1, "userfaultfd", refused=True))
+    view = replace(with_checkpoint(ASKED, failed), policy=Policy(suspend_anyway=True))
+    (action,) = due(view)
+    assert isinstance(action, a.SetGate)
+    assert "userfaultfd" in action.message
+
+
+def test_a_failure_of_an_earlier_suspend_does_not_count() -> None:
+    failed = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, failed=Failed(NOW - 500, "no"))
+    assert due(with_checkpoint(ASKED, failed)) == [a.Create(2)]
+
+
+def test_a_checkpoint_that_outlasts_the_deferral_is_withdrawn() -> None:
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
+    assert due(replace(with_checkpoint(ASKED, led), now=NOW + 900)) == [a.Drive("gpt-1", "c1", withdraw=True)]
+
+
+# ---------------------------------------------------------------- suspended
+
+
+def test_a_jobset_made_anew_while_suspended_is_held_for_its_checkpoint() -> None:
+    assert due(with_gate(SUSPENDED, Open())) == [a.SetGate(Held("gpt-1"))]
+
+
+def test_a_resume_that_has_not_passed_yet_is_taken_back() -> None:
+    gate = Resume(Stamp("gpt-1", "c1", 2))
+    assert due(with_gate(SUSPENDED, gate)) == [a.SetGate(Held("gpt-1"))]
+
+
+# ---------------------------------------------------------------- to be resumed
+
+
+def test_a_resume_waits_for_the_last_pod_of_the_former_incarnation() -> None:
+    wanted = replace(SUSPENDED, job=JOB)
+    assert due(replace(wanted, pods=(replace(PODS[0], terminating=True),))) == []
+    assert due(wanted) == [a.OpenResume("gpt-1", 2)]
+    assert due(replace(wanted, pods=(replace(PODS[0], running=False, succeeded=True),))) == [a.OpenResume("gpt-1", 2)]
+
+
+def test_a_restore_begins_when_all_placeholders_run() -> None:
+    assert due(RESUMED) == [a.BeginRestore("gpt-1", 2, PLACEHOLDERS)]
+    assert due(replace(RESUMED, pods=PLACEHOLDERS[:1])) == []
+    older = replace(PLACEHOLDERS[1], incarnation=Incarnation("c1", 1))
+    assert due(replace(RESUMED, pods=(PLACEHOLDERS[0], older))) == []
+
+
+def test_suspended_again_during_a_restore_it_is_torn_down_and_its_checkpoint_stays_current() -> None:
+    again = replace(RESUMED, job=replace(JOB, suspend=True))
+    led = replace(SAVED, restore=restore())
+    assert due(with_checkpoint(again, led)) == [a.Drive("gpt-1", "c1-r2", withdraw=True)]
+    ended = replace(SAVED, restore=restore(outcome=Outcome.ABANDONED, concluded=True))
+    assert due(with_checkpoint(again, ended)) == [a.SetGate(Suspend("gpt-1"))]
+    assert due(again) == [a.SetGate(Suspend("gpt-1"))]
+
+
+def test_a_restore_that_came_to_nothing_brings_all_ranks_back_to_being_suspended() -> None:
+    ended = replace(SAVED, restore=restore(outcome=Outcome.ABANDONED, concluded=True))
+    assert due(with_checkpoint(RESUMED, ended)) == [a.SetGate(Held("gpt-1"))]
+
+
+def test_what_cannot_be_restored_waits_for_the_user() -> None:
+    stuck = replace(SAVED, use=Use.FAILED, seen=4)
+    wanted = replace(with_checkpoint(SUSPENDED, stuck), job=JOB)
+    assert due(wanted) == []
+    assert due(replace(wanted, job=replace(JOB, generation=6))) == [a.OpenResume("gpt-1", 2)]
+
+
+def test_what_cannot_be_restored_begins_anew_where_the_policy_says_so() -> None:
+    fresh = Policy(start_fresh=True)
+    ended = replace(SAVED, restore=restore(outcome=Outcome.ABANDONED, concluded=True), use=Use.FAILED, seen=4)
+    view = replace(with_checkpoint(RESUMED, ended), policy=fresh)
+    assert due(view) == [a.StartFresh("gpt-1")]
+    assert due(with_checkpoint(view, replace(ended, use=Use.FRESH))) == [a.Word(PLACEHOLDERS)]
+    stuck = replace(with_checkpoint(SUSPENDED, replace(SAVED, use=Use.FAILED, seen=4)), job=JOB, policy=fresh)
+    assert due(stuck) == [a.StartFresh("gpt-1")]
+    (action,) = due(with_checkpoint(stuck, replace(SAVED, use=Use.FRESH)))
+    assert isinstance(action, a.SetGate)
+    assert action.gate == Resume()
+
+
+def test_a_placeholder_whose_gang_has_moved_on_is_told_to_run() -> None:
+    done = replace(SAVED, restore=restore(outcome=Outcome.RESTORED, concluded=True), use=Use.RESTORED)
+    assert due(with_checkpoint(RESUMED, done)) == []
+    late = replace(PLACEHOLDERS[1], uid="later")
+    view = replace(with_checkpoint(RESUMED, done), pods=(PLACEHOLDERS[0], late))
+    assert due(view) == [a.Word((late,))]
+    assert due(replace(view, pods=(PLACEHOLDERS[0], replace(late, told=True)))) == []
+
+
+def test_a_checkpoint_that_is_gone_is_not_silently_replaced_by_a_fresh_start() -> None:
+    lost = replace(SUSPENDED, job=JOB, checkpoints=())
+    assert due(lost) == []
+    (action,) = due(replace(lost, policy=Policy(start_fresh=True)))
+    assert isinstance(action, a.SetGate)
+    assert "no more" in action.message
+
+
+# ---------------------------------------------------------------- whatever else
+
+
+def test_a_job_that_is_gone_or_made_anew_has_its_operations_withdrawn() -> None:
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
+    gone = View(NOW, None, None, (), (led,))
+    assert due(gone) == [a.Drive("gpt-1", "c1", withdraw=True, lost=(0, 1))]
+    anew = replace(with_checkpoint(RUNNING, led), job=replace(JOB, uid="k"))
+    assert due(anew) == [a.Drive("gpt-1", "c1", withdraw=True)]
+    deleting = replace(with_checkpoint(ASKED, led), job=replace(JOB, deleting=True))
+    assert due(deleting) == [a.Drive("gpt-1", "c1", withdraw=True)]
+
+
+def test_a_job_made_anew_under_the_name_starts_fresh() -> None:
+    assert due(replace(RUNNING, job=replace(JOB, uid="k"), checkpoints=(SAVED,))) == []
+
+
+def test_ranks_whose_pods_are_gone_are_given_up() -> None:
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
+    assert due(replace(with_checkpoint(ASKED, led), pods=PODS[:1])) == [a.Drive("gpt-1", "c1", lost=(1,))]
+
+
+def test_the_end_of_an_operation_is_concluded_before_anything_else_is_decided() -> None:
+    ended = replace(SAVED, operation=replace(RELEASED, concluded=False), published=False)
+    assert due(with_checkpoint(ASKED, ended)) == [a.Conclude("gpt-1", "c1")]
+
+
+def test_what_was_committed_is_published_also_while_other_things_are_due() -> None:
+    assert due(replace(ASKED, checkpoints=(replace(SAVED, published=False),))) == [
+        a.Publish("gpt-1"),
+        a.SetGate(Suspend("gpt-1")),
+    ]
+
+
+def test_a_checkpoint_beside_the_training_is_taken_when_the_gang_runs_and_nothing_else_goes_on() -> None:
+    asked = Checkpoint("mine", "m", "j", Kind.CONTINUE)
+    assert due(with_checkpoint(RUNNING, asked)) == [a.Begin("mine", 1, Kind.CONTINUE, PODS, ())]
+    assert due(replace(with_checkpoint(RUNNING, asked), pods=PODS[:1])) == []
+    assert due(replace(SUSPENDED, checkpoints=(SAVED, asked))) == []
+    led = replace(asked, serial=1, operation=operation(Kind.CONTINUE))
+    assert due(with_checkpoint(ASKED, led)) == [a.Drive("mine", "c1")]
+    ended = with_checkpoint(replace(RUNNING, job=replace(JOB, finished=True)), asked)
+    assert due(ended) == [a.Fail("mine", "the job has ended")]
+
+
+def test_a_checkpoint_that_is_deleted_is_let_go_once_nothing_goes_on_with_it() -> None:
+    assert due(with_checkpoint(RUNNING, replace(SAVED, deleting=True))) == [a.LetGo("gpt-1")]
+    led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation(), deleting=True)
+    assert due(with_checkpoint(ASKED, led)) == [a.Drive("gpt-1", "c1", withdraw=True)]
