@@ -1,4 +1,4 @@
-"""The real webhook behind a real API server, registered as the chart does it: TrainJobs, JobSets, pods, and what
+"""The real webhook behind a real API server, registered as the chart does it: TrainJobs, JobSets, and what
 happens to others while it is down."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pytest
 from cryptography import x509
 from lightkube import ApiError, Client
 from lightkube.types import PatchType
-from tests.kube.conftest import BUILD, IMAGE, Webhook, make_certificate, make_namespace, until
-from tests.kube.objects import jobset, pod, policy, trainjob
+from tests.kube.conftest import Webhook, make_certificate, make_namespace, until
+from tests.kube.objects import jobset, pod, trainjob
 from tests.support.apiserver import ApiServer
 
 from stasis.api import names
@@ -135,51 +135,6 @@ def test_a_jobset_that_is_being_deleted_is_left_alone(client: Client, trainer: T
     assert done["spec"]["suspend"] is True
     finalizers["metadata"]["finalizers"] = []
     client.patch(JobSets, "gpt", finalizers, namespace=namespace, patch_type=PatchType.MERGE)
-
-
-def test_a_pod_is_prepared(client: Client, namespace: str) -> None:
-    made = client.create(pod("p", namespace))
-    container = made.spec.containers[0]
-    init = f"/stasis/{BUILD}/init"
-    assert container.command == [init, "run", "--volume", "/stasis", "--grace", "30", "--", "torchrun"]
-    assert container.args == ["train.py", "$(HOME)"]
-    installer = made.spec.initContainers[-1]
-    assert (installer.name, installer.image, installer.command) == (
-        "stasis-init",
-        IMAGE,
-        ["/init", "install", "/stasis"],
-    )
-    annotations = made.metadata.annotations or {}
-    assert (annotations[names.PREPARED], annotations[names.CONTAINER]) == (BUILD, "node")
-    assert container.lifecycle.preStop.httpGet.path == f"/prestop/{annotations[names.ID]}"
-
-
-def test_a_stamped_pod_waits_at_its_ranks_address(client: Client, namespace: str) -> None:
-    made = client.create(pod("p", namespace, annotations=STAMP.annotations() | {names.COMPLETION_INDEX: "0"}))
-    assert made.spec.containers[0].command[1] == "wait"
-    assert made.metadata.annotations[names.POD_IP] == "10.0.0.7"
-
-
-def test_the_policy_says_which_container(client: Client, namespace: str) -> None:
-    client.create(policy("mine", namespace, container="side"))
-    made = client.create(pod("p", namespace, label="mine"))
-    node, side = made.spec.containers
-    assert node.command == ["torchrun"]
-    assert side.command[1] == "run"
-
-
-def test_a_pod_that_cannot_be_prepared_runs_as_it_is_and_says_why(client: Client, namespace: str) -> None:
-    made = client.create(pod("p", namespace, shareProcessNamespace=True))
-    assert made.spec.containers[0].command == ["torchrun"]
-    said = (made.metadata.annotations or {})[names.UNPREPARED]
-    assert said == "the pod has shareProcessNamespace. Remedy: leave shareProcessNamespace out"
-    missing = client.create(pod("q", namespace, label="no-such-policy"))
-    assert "there is no CheckpointPolicy 'no-such-policy'" in missing.metadata.annotations[names.UNPREPARED]
-
-
-def test_a_placeholder_that_cannot_be_prepared_is_refused(client: Client, namespace: str) -> None:
-    with pytest.raises(ApiError, match="cannot be prepared for its restore: the pod has hostIPC"):
-        client.create(pod("p", namespace, annotations=STAMP.annotations(), hostIPC=True))
 
 
 def test_metrics_and_logs_tell_what_was_done(client: Client, webhook: Webhook, trainer: Trainer) -> None:

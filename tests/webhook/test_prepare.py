@@ -19,12 +19,17 @@ RUN = [INIT, "run", "--volume", "/stasis", "--grace", "30"]
 
 
 def prepared(
-    container: dict[str, Any] | None = None, *, entry: Entry | None = None, waits: bool = False, **spec: Any
+    container: dict[str, Any] | None = None,
+    *,
+    entry: Entry | None = None,
+    waits: bool = False,
+    identity: str = "id1",
+    **spec: Any,
 ) -> dict[str, Any]:
     """The pod's spec; its first container is the prepared one."""
     node = {"name": "node", "image": "i", "command": ["train"], **(container or {})}
     pod = {"spec": {"containers": [node, {"name": "side", "image": "s"}], **copy.deepcopy(spec)}}
-    prepare(pod, node, entry or Entry(), SETTINGS, "id1", waits=waits)
+    prepare(pod, node, entry or Entry(), SETTINGS, identity, waits=waits)
     assert is_prepared(node)
     return pod["spec"]
 
@@ -87,6 +92,14 @@ def test_a_pre_stop_of_the_users_is_run_by_init(hook: dict[str, Any], words: lis
 def test_a_pre_stop_that_asks_another_host_cannot_be_kept() -> None:
     with pytest.raises(UsageError, match="preStop asks another host"):
         prepared({"lifecycle": {"preStop": {"httpGet": {"host": "10.0.0.1", "port": 80}}}})
+
+
+def test_where_pod_security_forbids_ours_the_users_hooks_stay() -> None:
+    hooks = {"preStop": {"httpGet": {"port": 80}}, "postStart": {"exec": {"command": ["warm-up"]}}}
+    found = node({"lifecycle": hooks}, identity="")
+    assert found["command"] == [*RUN, "--", "train"]
+    assert found["lifecycle"]["preStop"] == hooks["preStop"]
+    assert found["lifecycle"]["postStart"]["exec"]["command"][:2] == [INIT, "probe"]
 
 
 @pytest.mark.parametrize(

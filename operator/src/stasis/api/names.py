@@ -24,20 +24,21 @@ GATE = f"{GROUP}/gate"
 CHECKPOINT = f"{GROUP}/checkpoint"  # name of the TrainJobCheckpoint
 CHECKPOINT_UID = f"{GROUP}/checkpoint-uid"
 RESTORE = f"{GROUP}/restore"  # generation of the restore, decimal
-ADDRESSES = f"{GROUP}/addresses"  # JSON: rank (as text) -> IP that the CNI is asked for
+ADDRESSES = f"{GROUP}/addresses"  # JSON: rank (as text) -> address that the CNI is asked for
 INITS = f"{GROUP}/inits"  # JSON: list of the init builds that the restore needs
 
 # On pods, by the admission of the pod. CONTAINER also on pod templates.
 ID = f"{GROUP}/id"  # random: names the pod towards its preStop
 PREPARED = f"{GROUP}/prepared"  # build of init
 UNPREPARED = f"{GROUP}/unprepared"  # why not
-POD_IP = f"{GROUP}/pod-ip"  # the address wanted, read by the IPAM step
+POD_IP = f"{GROUP}/pod-ip"  # addresses wanted, by comma; empty: any, to be held; read by the IPAM step
 CONTAINER = f"{GROUP}/container"  # name of the container that is checkpointed
 
 PATCH_MANAGER = f"{GROUP}/webhook"  # of the runtimePatch on a TrainJob
 
 # By others.
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+CALICO_ADDRESSES = "cni.projectcalico.org/ipAddrs"  # annotation of a pod: JSON list
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation and label of a pod: its rank
 
 # In a prepared pod.

@@ -33,7 +33,7 @@ class Stamp:
     checkpoint: str
     uid: str
     generation: int  # of the restore, from 1; grows with each resume
-    addresses: Mapping[int, str] = field(default_factory=dict)  # rank -> IP that the CNI is asked for
+    addresses: Mapping[int, str] = field(default_factory=dict)  # rank -> what the CNI is asked for, by comma
     inits: tuple[str, ...] = ()  # builds of init that the restore needs
     container: str = ""
 

@@ -17,6 +17,7 @@ from stasis.errors import Denied, NotFound
 from stasis.kube.client import Policies, translated
 
 T = TypeVar("T")
+_ENFORCE = "pod-security.kubernetes.io/enforce"
 _FRESH = 5.0  # seconds; a gang's pods come together
 
 
@@ -29,11 +30,16 @@ class Cluster:
 
     async def policy_of_namespace(self, namespace: str) -> str:
         """The namespace's label; empty where it has none."""
+        return (await self._labels(namespace)).get(POLICY_LABEL, "")
 
-        async def ask() -> str:
+    async def forbids_hooks_to_the_host(self, namespace: str) -> bool:
+        """Whether Pod Security lets no pod have a hook that asks an address of its own choice."""
+        return (await self._labels(namespace)).get(_ENFORCE, "privileged") != "privileged"
+
+    async def _labels(self, namespace: str) -> dict[str, str]:
+        async def ask() -> dict[str, str]:
             found = await self._client.get(Namespace, namespace)
-            labels = found.metadata.labels if found.metadata else None
-            return str((labels or {}).get(POLICY_LABEL, ""))
+            return dict((found.metadata.labels if found.metadata else None) or {})
 
         with translated(f"namespace {namespace}"):
             return await self._remembered(("namespace", namespace), ask)

@@ -24,24 +24,21 @@ def is_prepared(container: Mapping[str, Any]) -> bool:
 def prepare(
     pod: dict[str, Any], container: dict[str, Any], entry: Entry, init: InitSettings, identity: str, *, waits: bool
 ) -> None:
-    """Changes `container` and `pod`. `entry` counts where the container has no command. Raises UsageError."""
+    """Changes `container` and `pod`. `entry` counts where the container has no command. `identity` names the pod
+    towards its preStop; empty where it may have none of ours: its agent then waits a while after the pod began to end.
+    Raises UsageError."""
     spec = pod["spec"]
     _free(spec, container)
     program = f"{MOUNT_PATH}/{init.build}/init"
     ports = named_ports(container)
     grace = spec.get("terminationGracePeriodSeconds")
     options = ["--volume", MOUNT_PATH, "--grace", str(_GRACE if grace is None else grace)]
-    lifecycle = container.get("lifecycle") or {}
-    if before := lifecycle.get("preStop"):
-        words = command_of(before, program, ports)
-        if words is None:
-            raise UsageError("the container's preStop asks another host", remedy="a preStop of exec, or without host")
-        options += ["--pre-stop", str(len(words)), *map(_literal, words)]
+    if identity:
+        options += _pre_stop(container, identity, program, ports)
     container["command"] = [program, "wait" if waits else "run", *options, "--", *_words(container, entry)]
-    stop = {"httpGet": {"host": "127.0.0.1", "port": PRESTOP_PORT, "path": f"/prestop/{identity}", "scheme": "HTTP"}}
-    container["lifecycle"] = {**lifecycle, "preStop": stop}
+    lifecycle = container.get("lifecycle") or {}
     if (after := lifecycle.get("postStart")) and (held_after := held(after, program, ports)):
-        container["lifecycle"]["postStart"] = held_after
+        container["lifecycle"] = {**lifecycle, "postStart": held_after}
     for probe in PROBES:
         if container.get(probe) and (held_probe := held(container[probe], program, ports)):
             container[probe] = held_probe
@@ -49,6 +46,19 @@ def prepare(
     _seccomp(spec, container)
     spec.setdefault("volumes", []).append({"name": VOLUME, "emptyDir": {}})
     spec.setdefault("initContainers", []).append(_installer(spec, container, init))
+
+
+def _pre_stop(container: dict[str, Any], identity: str, program: str, ports: Mapping[str, int]) -> list[str]:
+    """Ours in the place of the user's, and options of init, which runs the user's."""
+    lifecycle = container.get("lifecycle") or {}
+    stop = {"host": "127.0.0.1", "port": PRESTOP_PORT, "path": f"/prestop/{identity}", "scheme": "HTTP"}
+    container["lifecycle"] = {**lifecycle, "preStop": {"httpGet": stop}}
+    if not (before := lifecycle.get("preStop")):
+        return []
+    words = command_of(before, program, ports)
+    if words is None:
+        raise UsageError("the container's preStop asks another host", remedy="a preStop of exec, or without host")
+    return ["--pre-stop", str(len(words)), *map(_literal, words)]
 
 
 def _free(spec: Mapping[str, Any], container: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stasis.api import names
+from stasis.api.v1alpha1.checkpointpolicy import Addresses
 from stasis.core.gate import Stamp
 from stasis.errors import StasisError, UsageError
 from stasis.webhook.cluster import Cluster
@@ -56,22 +57,22 @@ class Pods:
     async def _prepare(self, pod: dict[str, Any], namespace: str, stamp: Stamp | None) -> dict[str, str]:
         """Changes the pod; annotations to be added. Raises UsageError with the reason why it cannot be prepared."""
         refuse(pod["spec"])
-        name = stamp.container if stamp else ""
-        if not name:
-            policy = pod["metadata"]["labels"][names.POLICY_LABEL]
-            spec = await self._cluster.policy(namespace, policy)
-            if spec is None:
-                raise UsageError(f"there is no CheckpointPolicy {policy!r} in namespace {namespace}")
-            name = spec.container
+        policy = pod["metadata"]["labels"][names.POLICY_LABEL]
+        spec = await self._cluster.policy(namespace, policy)
+        if spec is None:
+            raise UsageError(f"there is no CheckpointPolicy {policy!r} in namespace {namespace}")
+        name = stamp.container if stamp and stamp.container else spec.container
         container = next((c for c in pod["spec"]["containers"] if c["name"] == name), None)
         if container is None:
             there = ", ".join(c["name"] for c in pod["spec"]["containers"])
             raise UsageError(f"the pod has no container {name!r}, it has {there}", remedy="set container in the policy")
         entry = Entry() if container.get("command") else await self._entry(pod, container, namespace)
-        identity = secrets.token_hex(16)
+        hook = self._settings.pre_stop and not await self._cluster.forbids_hooks_to_the_host(namespace)
+        identity = secrets.token_hex(16) if hook else ""
         prepare(pod, container, entry, self._settings.init, identity, waits=stamp is not None)
-        found = {names.ID: identity, names.PREPARED: self._settings.init.build, names.CONTAINER: name}
-        return found | self._address(pod, stamp)
+        found = {names.PREPARED: self._settings.init.build, names.CONTAINER: name}
+        found |= {names.ID: identity} if identity else {}
+        return found if spec.addresses is Addresses.TRANSLATE else found | self._address(pod, stamp)
 
     async def _entry(self, pod: Mapping[str, Any], container: Mapping[str, Any], namespace: str) -> Entry:
         if not self._settings.read_pull_secrets:
@@ -93,13 +94,11 @@ class Pods:
         return entry
 
     def _address(self, pod: Mapping[str, Any], stamp: Stamp | None) -> dict[str, str]:
-        annotations = pod["metadata"].get("annotations") or {}
-        rank = annotations.get(names.COMPLETION_INDEX, "")
-        wanted = stamp.addresses.get(int(rank)) if stamp and rank.isdigit() else None
-        if wanted is None:
-            return {}
-        calico = {"cni.projectcalico.org/ipAddrs": json.dumps([wanted])} if self._settings.calico else {}
-        return {names.POD_IP: wanted} | calico
+        """For the IPAM step, which holds the addresses of pods that have the annotation, also where it is empty."""
+        rank = (pod["metadata"].get("annotations") or {}).get(names.COMPLETION_INDEX, "")
+        wanted = stamp.addresses.get(int(rank), "") if stamp and rank.isdigit() else ""
+        calico = self._settings.calico and wanted
+        return {names.POD_IP: wanted} | ({names.CALICO_ADDRESSES: json.dumps(wanted.split(","))} if calico else {})
 
 
 def refuse(spec: Mapping[str, Any]) -> None:

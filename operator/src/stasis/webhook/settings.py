@@ -29,6 +29,7 @@ class Settings:
     read_pull_secrets: bool = True
     plain_http: tuple[str, ...] = ()  # registries
     calico: bool = False  # ask Calico for a pod's address
+    pre_stop: bool = True  # False where Pod Security enforces a profile by its own configuration, not by labels
     log_level: str = "info"
 
     @classmethod
@@ -48,6 +49,7 @@ class Settings:
             read_pull_secrets=env.get("STASIS_READ_PULL_SECRETS", "true") == "true",
             plain_http=tuple(filter(None, env.get("STASIS_PLAIN_HTTP_REGISTRIES", "").split(","))),
             calico=env.get("STASIS_CNI", "") == "calico",
+            pre_stop=env.get("STASIS_PRE_STOP", "true") == "true",
             log_level=env.get("STASIS_LOG_LEVEL", cls.log_level),
         )
 
