@@ -103,7 +103,7 @@ class CheckpointPolicySpec(Model):
     ] = Addresses.AUTO
     timeout_seconds: Annotated[
         int,
-        Field(ge=60, le=86400, description="How long a suspend is held back for its checkpoint before onFailure acts."),
+        Field(ge=10, le=86400, description="How long a suspend is held back for its checkpoint before onFailure acts."),
     ] = 900
     on_failure: Annotated[
         OnFailure, Field(description="What becomes of a job to be suspended that cannot be checkpointed.")
