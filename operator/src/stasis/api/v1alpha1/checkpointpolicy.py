@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from stasis.api.v1alpha1.model import Conditions, Decimal, DnsLabel, Int64, Model, ObjectMeta, cel
+from stasis.api.v1alpha1.model import Conditions, DnsLabel, Int64, Model, ObjectMeta, cel
 
 _BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
 _UNITS = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -126,7 +126,6 @@ class CheckpointPolicyStatus(Model):
         Int64 | None, Field(description="Of all checkpoints in the registry that were made under this policy.")
     ] = None
     checkpoints: Annotated[int | None, Field(ge=0)] = None
-    longest_frozen_seconds: Annotated[Decimal | None, Field(description="Of the checkpoints that exist.")] = None
 
 
 class CheckpointPolicy(Model):
