@@ -51,7 +51,7 @@ sweep() {
 	if ip link show "$CLUSTER" >/dev/null 2>&1; then ip link delete "$CLUSTER"; fi
 	cgroups -type d -exec rmdir {} +
 	rm -rf --one-file-system "$RUN"
-	rmdir /run/docker/plugins /run/docker /run/containerd/s /run/containerd /lib/modules 2>/dev/null || true
+	pgrep -x dockerd >/dev/null || rmdir /run/docker/plugins /run/docker /run/containerd/s /run/containerd /lib/modules 2>/dev/null || true
 }
 
 down() {

@@ -58,6 +58,17 @@ func run(command string, input []byte) error {
 		return errors.New("the network configuration has no ipam")
 	}
 	ipam["type"] = delegate
+	if _, old := ipam["subnet"]; old { // host-local's older form of a single range
+		r := map[string]any{}
+		for _, key := range []string{"subnet", "rangeStart", "rangeEnd", "gateway"} {
+			if value, set := ipam[key]; set {
+				r[key] = value
+				delete(ipam, key)
+			}
+		}
+		ranges, _ := ipam["ranges"].([]any)
+		ipam["ranges"] = append([]any{[]any{r}}, ranges...)
+	}
 	wanted, takesPart := conf.wish()
 	store := openStore(ipam, conf)
 	switch {

@@ -45,10 +45,7 @@ func (s *store) locked(do func() error) error {
 	return do()
 }
 
-func (s *store) path(address netip.Addr) string {
-	// host-local writes ':' as '_' in names on systems that need it; Linux does not.
-	return filepath.Join(s.folder, address.String())
-}
+func (s *store) path(address netip.Addr) string { return filepath.Join(s.folder, address.String()) }
 
 // hold turns the container's reservations into holds for the namespace; those that keep is false for are left.
 func (s *store) hold(container, namespace string, keep func(netip.Addr) bool) error {
