@@ -27,7 +27,7 @@ def bare_cluster() -> Cluster:
 def cluster(bare_cluster: Cluster) -> Cluster:
     """With Stasis, made of this very tree."""
     made = subprocess.run([ROOT / "e2e/cluster/images.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    values = ["initBuild=" + Path(_init()).parent.name]
+    values = ["initBuild=" + _init_build()]
     for name, image in zip(("operator", "agent", "init", "registry"), made.split(), strict=True):
         repository, _, tag = image.rpartition(":")
         values += [f"images.{name}.repository={repository}", f"images.{name}.tag={tag}"]
@@ -41,8 +41,9 @@ def cluster(bare_cluster: Cluster) -> Cluster:
     return bare_cluster
 
 
-def _init() -> str:
-    return subprocess.run([ROOT / "tools/init.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+def _init_build() -> str:
+    init = subprocess.run([ROOT / "tools/init.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.run([init, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")

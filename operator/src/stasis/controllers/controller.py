@@ -92,6 +92,7 @@ class Controller:
                     registry=watches.registry(self.seen),
                     settings=watches.settings(),
                     clusterwide=True,
+                    identity=self._settings.identity,  # type: ignore[arg-type]  # else it needs a user of that name
                     stop_flag=self._stop,
                 )
             )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from pathlib import Path
 
 import click
 
+from stasis import logs
 from stasis.controllers.controller import Controller
 from stasis.controllers.settings import Settings
 from stasis.errors import StasisError
@@ -35,8 +35,7 @@ from stasis.kube.client import configuration
 @click.option("--log-level", default="info")
 def main(log_level: str, **given: object) -> None:
     """Suspend and resume TrainJobs exactly."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("stasis").setLevel(log_level.upper())
+    logs.set_up(log_level)
     settings = Settings(**given)  # type: ignore[arg-type]
     if settings.kubeconfig is not None:
         os.environ["KUBECONFIG"] = str(settings.kubeconfig)  # kopf reads it there
