@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from stasis.agent.descriptors import shelved
+
 MIB = 1 << 20
 PIPE_BYTES = MIB  # the largest pipe that needs no privilege
 
@@ -83,7 +85,7 @@ class Held:
         finally:
             os.close(write)
         if inside:
-            self._pipes.append((read, inside))
+            self._pipes.append((shelved(read), inside))
             self.size += inside
         else:
             os.close(read)

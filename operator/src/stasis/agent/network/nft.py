@@ -7,12 +7,14 @@ Imported by the guardian, so the standard library alone. `iif` and `oif` must no
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 from stasis.agent import namespaces
+from stasis.agent.descriptors import SELECT_LIMIT
 from stasis.core.connections import FourTuple
-from stasis.errors import StasisError, Unsupported
+from stasis.errors import ResourceShort, StasisError, Unsupported
 
 
 def _library() -> ctypes.CDLL:
@@ -41,11 +43,19 @@ class Nft:
 
     def __init__(self, netns_fd: int) -> None:
         self._library = _library()
-        self._context: int | None = namespaces.call(netns_fd, lambda: self._library.nft_ctx_new(0))
+        self._context: int | None = namespaces.call(netns_fd, self._new)
         if not self._context:
             raise StasisError("libnftables makes no context in the network namespace")
         self._library.nft_ctx_buffer_error(self._context)
         self._library.nft_ctx_buffer_output(self._context)
+
+    def _new(self) -> int | None:
+        next_one = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        os.close(next_one)
+        if next_one >= SELECT_LIMIT:
+            raise ResourceShort(f"libnftables cannot use descriptor {next_one}: the process has too many open")
+        context: int | None = self._library.nft_ctx_new(0)
+        return context
 
     def run(self, commands: str) -> str:
         """Run nft commands as one transaction and return what they print. Raises StasisError with nft's own text."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from stasis.agent.descriptors import shelved
 from stasis.core.connections import FourTuple, IpAddress, State, address
 from stasis.errors import StasisError
 
@@ -114,7 +115,7 @@ class TcpSockets:
                     if number in (errno.EBADF, errno.ESRCH):
                         continue
                     raise StasisError(f"descriptor {fd} of process {pid} cannot be taken: {os.strerror(number)}")
-                held = socket.socket(fileno=copy)
+                held = socket.socket(fileno=shelved(copy))
                 if held.family in (socket.AF_INET, socket.AF_INET6) and _is_tcp(held):
                     self._sockets.append(TcpSocket(held, inode, inner, fd))
                 else:
