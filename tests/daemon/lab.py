@@ -99,7 +99,9 @@ def _named(name: str) -> x509.Name:
 
 
 def context(folder: Path) -> ssl.SSLContext:
-    """A client's, with the certificate in the folder."""
+    """A client's, with the certificate in the folder, if there is one."""
+    if not folder.exists():
+        return ssl._create_unverified_context()
     found = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     found.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     return found
@@ -183,7 +185,6 @@ class Controller:
         self._outgoing: asyncio.Queue[Command | Forget] = asyncio.Queue()
         self.operations: dict[str, Operation] = {}
         self.progress: list[Progress] = []
-        self.on_command: Callable[[Command], None] = lambda command: None
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
         self._thread.start()
 
@@ -221,8 +222,6 @@ class Controller:
                 operation.runner.driver.post(frame.message)
 
     def send(self, frame: Command | Forget) -> None:
-        if isinstance(frame, Command):
-            self.on_command(frame)
         self._loop.call_soon_threadsafe(self._outgoing.put_nowait, frame)
 
     def lead(self, spec: Spec, home: Home, epoch: int) -> Operation:
@@ -247,6 +246,7 @@ class Operation:
         self.records = records
         self.reports: list[Report] = []
         self.notices: list[m.Notice] = []
+        self.on_notice: Callable[[m.Notice], None] = lambda notice: None
         self.ended = threading.Event()
         self.coordinator = Coordinator(spec, epoch, agreement(spec))
         clock = BootClock()
@@ -269,6 +269,7 @@ class Operation:
 
     def _notify(self, notice: m.Notice) -> None:
         self.notices.append(notice)
+        self.on_notice(notice)
         if isinstance(notice, m.Ended):
             self.ended.set()
 
@@ -454,8 +455,12 @@ class Lab:
         assert until(lambda: not self.left(operation.spec.op)), self.left(operation.spec.op)
 
     def left(self, op: str) -> list[str]:
-        """Of an operation in the daemon's state."""
-        return [str(path) for path in self.daemon.state.rglob("*") if op in path.name and path.suffix != ".stored"]
+        """Of an operation in the daemon's state: files that nobody would ever remove."""
+        kept = (".stored", ".reservation")
+        return [str(path) for path in self.daemon.state.rglob("*") if op in path.name and path.suffix not in kept]
+
+    def delete_checkpoint(self) -> None:
+        self.client.delete(Checkpoints, self.home.name, namespace=NAMESPACE)
 
     def record(self, key: str) -> Record | None:
         return ApiRecords(self.client, self.home.namespace, self.home.name, self.home.uid).read(key)
@@ -524,9 +529,8 @@ class Lab:
 
     def ask(self, method: str, path: str, body: Any = None, certificates: Path | None = None) -> Any:
         """The daemon's other calls, as its controller or with other certificates."""
-        request = urllib.request.Request(
-            f"https://localhost:{self.daemon.port}{path}", json.dumps(body).encode() if body else None, method=method
-        )
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"https://localhost:{self.daemon.port}{path}", data, method=method)
         trusting = context(certificates or self.folder / "controller")
         trusting.check_hostname = False
         with urllib.request.urlopen(request, timeout=GONE, context=trusting) as answer:

@@ -22,6 +22,7 @@ from stasis.errors import StasisError
 log = logging.getLogger(__name__)
 
 POLL = 1.0  # seconds between two looks at a pod whose tree is to be killed
+RELEASED = "released"
 UNASKED = 5.0  # seconds after which a pod's end counts though no hook has asked: it asked an agent before this one
 
 
@@ -30,7 +31,6 @@ class _Released:
     pod: Pod
     container_id: str
     kill: Callable[[], None]
-    asked: bool = False
     ends_since: float | None = None  # seconds of time.monotonic
     under_way: bool = False
     waiting: list[Future[str]] = field(default_factory=list)
@@ -66,7 +66,6 @@ class Releases:
             if released is None:
                 future.set_result("nothing to wait for")
             else:
-                released.asked = True
                 released.waiting.append(future)
         self._bell.set()
         return future
@@ -76,7 +75,7 @@ class Releases:
         with self._lock:
             released = self._held.pop(key, None)
         for future in released.waiting if released else ():
-            future.set_result("released")
+            future.set_result(RELEASED)
 
     def holds(self, key: str) -> bool:
         with self._lock:
@@ -97,26 +96,32 @@ class Releases:
             self._bell.wait(POLL if looked_at else None)
 
     def _look(self, key: str, held: _Released) -> None:
+        with self._lock:
+            asked, held.waiting = held.waiting, []  # who asks from now on may know of an end that is not seen here
         try:
             state = self._pods.look(held.pod)
         except StasisError as error:
             log.warning("whether pod %s/%s ends is not known: %s", held.pod.namespace, held.pod.name, error)
+            with self._lock:
+                held.waiting += asked
             return
         now = time.monotonic()
         with self._lock:
             if self._held.get(key) is not held:
+                for future in asked:
+                    future.set_result(RELEASED)
                 return
             if state is not None and held.container_id not in state.ended:
                 if not state.terminating:
                     held.ends_since = None
-                    refused, held.waiting, held.asked = held.waiting, [], False
-                    for future in refused:
+                    for future in asked:
                         future.set_result("the pod does not end")
                     return
                 if held.ends_since is None:
                     held.ends_since = now
-                if not held.asked and now < held.ends_since + UNASKED:
+                if not asked and now < held.ends_since + UNASKED:
                     return
+            held.waiting += asked
             held.under_way = True
             kill = held.kill
         kill()
