@@ -179,6 +179,19 @@ def test_container_in_the_root_of_the_hierarchy_gets_a_group_by_its_id(container
     os.kill(box.pid1, 9)
 
 
+def test_container_in_its_runtimes_group_gets_one_of_its_own(container: Start, version: Any) -> None:
+    """On a hybrid machine a runtime with the cgroupfs driver leaves all containers in its own v2 group."""
+    box = container()
+    runtime = box.groups[version].name
+    with Freezer.of(box.pid1, version=version, container_id="0123abcd") as freezer:
+        assert freezer.path == str(box.groups[version] / "stasis-0123abcd")
+        freezer.gather(box.root)
+        assert freezer.freeze() == descendants(box.root)
+        freezer.thaw()
+        freezer.remove()
+    assert Freezer.of(box.pid1, version=version, container_id=runtime).path == str(box.groups[version] / "stasis")
+
+
 def test_vanished_container_is_told_apart(container: Start, version: Any) -> None:
     box = container()
     freezer = Freezer.of(box.pid1, version=version)

@@ -55,7 +55,8 @@ class Freezer:
 
         `version`: default is the environment's STASIS_FREEZER, else v2 where the container has a v2 group of its own
         (CRIU cannot attach to a task that a signal has stopped and v1 has frozen), else v1 where there is one. A
-        container that sits in the root of the hierarchy (v2 on a hybrid machine) gets a group named by its id.
+        container that shares its group with others (v2 on a hybrid machine: the root, or its runtime's) gets one named
+        by its id.
         Raises CheckpointFailed where the container is gone, Unsupported where the hierarchy is not to be had.
         """
         try:
@@ -63,7 +64,7 @@ class Freezer:
         except ProcessLookupError as gone:
             raise CheckpointFailed(f"PID 1 of the container is gone (process {pid1})") from gone
         mounts = cgroups.hierarchies()
-        own = "" in mounts and groups.get("", "/") != "/"
+        own = "" in mounts and _own(groups.get("", "/"), container_id)
         version = version or _version_set() or ("v1" if "freezer" in groups and not own else "v2")
         hierarchy = HIERARCHY[version]
         mount, group = mounts.get(hierarchy), groups.get(hierarchy)
@@ -74,9 +75,8 @@ class Freezer:
                 f"the container's cgroup is outside of the agent's cgroup namespace ({group})",
                 remedy="run the agent in the host's cgroup namespace",
             )
-        if group == "/":
-            return cls(f"{mount}/stasis-{container_id or f'pid{pid1}'}", version)
-        return cls(f"{mount}{group}/stasis", version)
+        name = "stasis" if _own(group, container_id) else f"stasis-{container_id or f'pid{pid1}'}"
+        return cls(f"{mount}{group.rstrip('/')}/{name}", version)
 
     @property
     def fd(self) -> int:
@@ -330,6 +330,11 @@ class Freezer:
         if error is not None and error.errno not in (errno.ENOENT, errno.ENODEV):
             return CheckpointFailed(f"cgroup {self.path}: {error.strerror}")
         return GroupGone(f"cgroup {self.path} is gone: its container was deleted, or nothing was frozen in it")
+
+
+def _own(group: str, container_id: str) -> bool:
+    """Whether a group is one container's alone: runtimes name it by the id."""
+    return group != "/" and container_id in group
 
 
 def _version_set() -> Version | None:
