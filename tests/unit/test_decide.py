@@ -61,7 +61,7 @@ def test_nothing_is_due_for_a_job_that_runs_or_is_suspended() -> None:
 def test_a_suspend_of_a_gang_that_runs_begins_with_a_checkpoint() -> None:
     assert due(ASKED) == [a.Create(1)]
     waiting = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE)
-    assert due(with_checkpoint(ASKED, waiting)) == [a.Begin("gpt-1", 2, Kind.RELEASE, PODS, ())]
+    assert due(with_checkpoint(ASKED, waiting)) == [a.Begin("gpt-1", 1, Kind.RELEASE, PODS, ())]
 
 
 def test_a_gang_that_does_not_run_whole_is_let_go_at_once() -> None:
@@ -179,10 +179,26 @@ def test_a_restore_begins_when_all_placeholders_run() -> None:
     assert due(replace(RESUMED, pods=(PLACEHOLDERS[0], older))) == []
 
 
+def marked(view: View) -> View:
+    assert view.jobset is not None
+    return replace(view, jobset=replace(view.jobset, restoring=2))
+
+
+def test_a_restore_is_marked_on_the_jobset_before_it_is_led() -> None:
+    """Else a deposed leader that saw the checkpoint unused could still let the job be suspended to it."""
+    led = with_checkpoint(RESUMED, replace(SAVED, restore=restore()))
+    assert due(led) == [a.Mark(2)]
+    assert due(marked(led)) == [a.Drive("gpt-1", "c1-r2")]
+
+
+def test_a_restore_does_not_begin_while_the_gate_would_let_it_be_suspended() -> None:
+    assert due(with_gate(RESUMED, Suspend("gpt-1"))) == [a.SetGate(Open())]
+
+
 def test_suspended_again_during_a_restore_it_is_torn_down_and_its_checkpoint_stays_current() -> None:
     again = replace(RESUMED, job=replace(JOB, suspend=True))
     led = replace(SAVED, restore=restore())
-    assert due(with_checkpoint(again, led)) == [a.Drive("gpt-1", "c1-r2", withdraw=True)]
+    assert due(with_checkpoint(marked(again), led)) == [a.Drive("gpt-1", "c1-r2", withdraw=True)]
     ended = replace(SAVED, restore=restore(outcome=Outcome.ABANDONED, concluded=True))
     assert due(with_checkpoint(again, ended)) == [a.SetGate(Suspend("gpt-1"))]
     assert due(again) == [a.SetGate(Suspend("gpt-1"))]

@@ -52,7 +52,7 @@ class Live:
 
 
 async def read(client: AsyncClient, seen: Seen, key: Key) -> Live:
-    """Raises Unavailable or Denied."""
+    """The JobSet before the checkpoints: see `actions.Mark`. Raises Unavailable or Denied."""
     namespace, name = key
     with translated(f"trainjob {namespace}/{name}"):
         job = await _get(client, TrainJobs, namespace, name)

@@ -69,9 +69,14 @@ def jobset_of(obj: Any) -> JobSet:
         suspend=bool(spec.get("suspend")),
         ranks=pods * int(trainer.get("replicas") or 1),
         gate=state,
+        restoring=_number(annotation(obj, names.RESTORE)),
         incarnation=_incarnation((template.get("template") or {}).get("metadata") or {}),
         deleting="deletionTimestamp" in meta(obj),
     )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _incarnation(about: Mapping[str, Any]) -> Incarnation | None:

@@ -73,6 +73,7 @@ class Reconciler:
             a.Begin: self._begin,
             a.BeginRestore: self._begin_restore,
             a.SetGate: self._set_gate,
+            a.Mark: self._mark,
             a.OpenResume: self._open_resume,
             a.Fail: self._fail,
             a.Publish: self._publish,
@@ -224,20 +225,27 @@ class Reconciler:
         await self._write_gate(seen, Resume(stamp))
         await self._teller.tell(seen.job, "Resuming", f"from checkpoint {action.checkpoint}")
 
+    async def _mark(self, seen: Live, action: a.Mark) -> None:
+        await self._annotate(seen, names.RESTORE, str(action.generation))
+
     async def _write_gate(self, seen: Live, gate: Gate) -> None:
-        """The one write to an object that is not ours."""
+        await self._annotate(seen, names.GATE, str(gate))
+
+    async def _annotate(self, seen: Live, name: str, text: str) -> None:
+        """All that we write to an object that is not ours. Raises Conflict where it is no longer as it was read."""
         about = meta(seen.jobset)
         change = {
             "metadata": {
                 "resourceVersion": about["resourceVersion"],
                 "uid": about["uid"],
-                "annotations": {names.GATE: str(gate) or None},
+                "annotations": {name: text or None},
             }
         }
-        namespace, name = seen.key
-        with translated(f"jobset {namespace}/{name}"):
-            await self._client.patch(JobSets, name, change, namespace=namespace, patch_type=PatchType.MERGE)
-        log.info("%s/%s: gate %r", namespace, name, str(gate))
+        namespace, jobset = seen.key
+        with translated(f"jobset {namespace}/{jobset}"):
+            changed = await self._client.patch(JobSets, jobset, change, namespace=namespace, patch_type=PatchType.MERGE)
+        self._seen.jobset(changed, False)
+        log.info("%s/%s: %s %r", namespace, jobset, name, text)
 
     # ------------------------------------------------------------ checkpoints
 

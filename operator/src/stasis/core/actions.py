@@ -64,6 +64,13 @@ class SetGate:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Write to the JobSet that this restore begins: what a controller that saw less would write to it is refused."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenResume:
     """See that the checkpoint can be restored, and let its JobSet be resumed as this restore."""
 
@@ -108,5 +115,6 @@ class LetGo:
 
 
 Action = (
-    Drive | Conclude | Create | Begin | BeginRestore | SetGate | OpenResume | Fail | Publish | StartFresh | Word | LetGo
+    Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
+    | Word | LetGo
 )  # fmt: skip

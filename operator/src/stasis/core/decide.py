@@ -18,6 +18,7 @@ from stasis.core.actions import (
     Drive,
     Fail,
     LetGo,
+    Mark,
     OpenResume,
     Publish,
     SetGate,
@@ -136,12 +137,15 @@ class _Gang:
             return checkpoint if checkpoint.use in (Use.UNUSED, Use.FAILED) else None
         return None
 
-    @property
-    def _next_serial(self) -> int:
-        serials = [checkpoint.serial for checkpoint in self.checkpoints]
-        suffixes = [checkpoint.name.rpartition("-")[2] for checkpoint in self.checkpoints]
-        serials += [int(text) for text in suffixes if text.isascii() and text.isdigit()]  # names are made of serials
-        serials += [operation.serial for checkpoint in self.checkpoints for operation in checkpoint.operations]
+    def _serial(self, checkpoint: Checkpoint | None = None) -> int:
+        """Of the next operation; of `checkpoint` where it has been given none yet."""
+        if checkpoint is not None and checkpoint.serial:
+            return checkpoint.serial
+        others = [other for other in self.checkpoints if other is not checkpoint]
+        serials = [other.serial for other in others]
+        serials += [operation.serial for other in others for operation in other.operations]
+        suffixes = [other.name.rpartition("-")[2] for other in others]  # names are made of serials
+        serials += [int(text) for text in suffixes if text.isascii() and text.isdigit()]
         stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
         serials += [stamp.generation for stamp in stamps if stamp]
         if isinstance(self.jobset.gate, Resume) and self.jobset.gate.stamp:
@@ -151,10 +155,16 @@ class _Gang:
     def _gate(self, gate: Gate, reason: str = "", message: str = "") -> tuple[SetGate, ...]:
         return () if self.jobset.gate == gate else (SetGate(gate, reason, message),)
 
+    def _leave_open(self) -> tuple[SetGate, ...]:
+        """Suspended without a checkpoint: it may start again as it likes."""
+        return () if self.jobset.gate == Suspend() else self._gate(Open())
+
     # ------------------------------------------------------------ an operation is under way
 
     def _under_way(self, checkpoint: Checkpoint, operation: Operation) -> Decision:
         lost = _lost(operation, self.view.pods)
+        if operation.kind is Kind.RESTORE and self.jobset.restoring != operation.serial:
+            return Decision.to(Mark(operation.serial))
         drive = Drive(checkpoint.name, operation.op, self._unwanted(checkpoint, operation), lost)
         if Verdict.RELEASE in operation.verdicts and not self.jobset.suspend:
             # The pods are to go, though the job may be wanted again by now: it comes back from the checkpoint.
@@ -188,8 +198,10 @@ class _Gang:
         suspends = [c for c in self.checkpoints if c.kind is Kind.RELEASE and not c.deleting]
         latest = suspends[-1] if suspends else None
         if latest is not None and latest.waiting:
-            serial = latest.serial or self._next_serial
-            return Decision.to(Begin(latest.name, serial, Kind.RELEASE, tuple(running.values()), finished))
+            if self.jobset.gate != Open():  # opened before the gang ran
+                return Decision(self._gate(Open()))
+            pods = tuple(running.values())
+            return Decision.to(Begin(latest.name, self._serial(latest), Kind.RELEASE, pods, finished))
         return self._try(latest.failed if latest else None)
 
     def _let_go(self, reason: str, message: str) -> Decision:
@@ -212,14 +224,14 @@ class _Gang:
     def _try(self, failed: Failed | None) -> Decision:
         """Another checkpoint, unless the attempts for this suspend have used its time up."""
         if failed is None or failed.at < self.job.since - 1:  # the API's times are whole seconds
-            return Decision.to(Create(self._next_serial))
+            return Decision.to(Create(self._serial()))
         left = self._until_timeout()
         if left == 0 or (failed.refused and self.view.policy.suspend_anyway):
             if self.view.policy.suspend_anyway:
                 return self._let_go("SuspendedWithoutCheckpoint", f"it cannot be checkpointed: {failed.message}")
             return WAIT  # it runs on; the failed checkpoint says why
         ready = failed.at + (RETRY_REFUSED if failed.refused else RETRY) - self.view.now
-        return Decision.to(Create(self._next_serial)) if ready <= 0 else Decision.to(again=min(ready, left))
+        return Decision.to(Create(self._serial())) if ready <= 0 else Decision.to(again=min(ready, left))
 
     def _until_timeout(self) -> float:
         """Seconds for which the suspend may still be held back; 0 if that time is over."""
@@ -231,7 +243,7 @@ class _Gang:
         given_up = self._give_up((Kind.RELEASE,), "the job is suspended already")
         if self.current is not None:
             return Decision(given_up + self._gate(Held(self.current.name)))
-        return Decision(given_up + (() if isinstance(self.jobset.gate, Held) else self._gate(Open())))
+        return Decision(given_up + (() if isinstance(self.jobset.gate, Held) else self._leave_open()))
 
     # ------------------------------------------------------------ to be resumed
 
@@ -242,7 +254,7 @@ class _Gang:
         if isinstance(gate, Resume) and (gate.stamp is None or (current and gate.stamp.uid == current.uid)):
             return WAIT  # Trainer resumes it now
         if current is None:
-            return self._resume_without() if isinstance(gate, Held) else Decision(self._gate(Open()))
+            return self._resume_without() if isinstance(gate, Held) else Decision(self._leave_open())
         if gate != Held(current.name):
             return Decision(self._gate(Held(current.name)))
         if any(not pod.succeeded and not pod.failed for pod in self.view.pods):
@@ -251,7 +263,7 @@ class _Gang:
             return Decision.to(StartFresh(current.name))
         if current.use is Use.FAILED and current.seen >= self.job.generation:
             return WAIT  # until the user says something else
-        return Decision.to(OpenResume(current.name, self._next_serial))
+        return Decision.to(OpenResume(current.name, self._serial()))
 
     def _resume_without(self) -> Decision:
         """Held for a checkpoint that is no more, or has been used."""
@@ -278,7 +290,7 @@ class _Gang:
         assert current.operation is not None
         found = self._placeholders(Incarnation(current.uid, generation))
         pods = tuple(found[rank] for rank in sorted(current.operation.pods) if rank in found)
-        if len(pods) < len(current.operation.pods):
+        if len(pods) < len(current.operation.pods) or self.jobset.gate != Open():
             return Decision(self._gate(Open()))
         return Decision.to(BeginRestore(current.name, generation, pods))
 
@@ -308,8 +320,7 @@ class _Gang:
         running, finished = self._gang()
         asked = next((c for c in self.checkpoints if c.waiting and c.kind is Kind.CONTINUE and not c.deleting), None)
         if asked is not None and self._whole(running, finished):
-            serial = asked.serial or self._next_serial
-            begin = Begin(asked.name, serial, Kind.CONTINUE, tuple(running.values()), finished)
+            begin = Begin(asked.name, self._serial(asked), Kind.CONTINUE, tuple(running.values()), finished)
             return Decision((*actions, begin))
         return Decision(actions)
 

@@ -49,12 +49,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobSet:
-    """`incarnation`: of the pods that are made from now on."""
+    """`incarnation`: of the pods that are made from now on. `restoring`: the last restore that began in its pods."""
 
     suspend: bool
     ranks: int
     gate: Gate = field(default_factory=Open)
     incarnation: Incarnation | None = None
+    restoring: int = 0
     deleting: bool = False
 
 
