@@ -1,15 +1,13 @@
 """An agent in a process of its own, to be killed: `agent_main.py DESCRIPTION VERB POINT`.
 
 Carries `suspend`, `checkpoint`, `restore` or `recover` out for a gang that somebody else owns, and kills itself with
-SIGKILL when the step or record POINT comes (`-`: never). POINT+SECONDS: its coordinator falls silent there, and it is
-killed that much later.
+SIGKILL when the step or record POINT comes (`-`: never).
 """
 
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,9 +29,7 @@ def main() -> None:
     gang = SimpleNamespace(places=places, spec=spec, folder=Path(description["folder"]))
 
     def on_stage(what: str) -> None:
-        name, _, delay = point.partition("+")
-        if what == name:
-            time.sleep(float(delay or 0))  # the members go on meanwhile
+        if what == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
     operator = LocalOperator(gang, description["where"], timing=Timing(**description["timing"]), on_stage=on_stage)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +122,32 @@ class Lab:
                 continue  # gone meanwhile
         return found
 
+    def crius(self, verb: str) -> list[int]:
+        """The CRIUs in the gang's containers that `dump` or `restore`."""
+        found = []
+        for pid in (pid for rank in self.gang.places for pid in self.processes(rank)):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if f"/criu\0{verb}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def kill_crius(self, verb: str) -> bool:
+        """Whether there were any."""
+        for pid in (found := self.crius(verb)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def guardians(self) -> list[int]:
+        """The guardians of the gang's freezes, those that stand by among them."""
+        found = []
+        for pid in host_pids():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+                if read(pid, pid, "comm") == "stasis-guardian" and f"{self.gang.folder}.state" in command:
+                    found.append(pid)
+        return found
+
     def files(self, rank: int) -> set[str]:
         """Names of all that lies in a rank's layer, emptyDirs and /dev/shm, without the image's own folders."""
         folder, image = self.gang.places[rank].container.folder, self.gang.spec.rootfs
@@ -173,7 +201,8 @@ class Lab:
 
 def _state(pid1: int) -> str:
     try:
-        return Freezer.of(pid1).state()
+        with Freezer.of(pid1) as freezer:
+            return freezer.state()
     except Exception:
         return "thawed"  # no group: nothing was gathered
 

@@ -5,12 +5,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.gang.lab import Lab
+from tests.gang.lab import Lab, until
 
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed
@@ -19,18 +18,26 @@ from stasis.store.checkpoint import list_checkpoints
 pytestmark = [pytest.mark.root, pytest.mark.criu]
 
 MakeLab = Callable[..., Lab]
-UNDECIDED = ["quiesce", "freeze", "freeze+0.3", "lock-network", "capture", "capture+0.1", "unlock-network", "store"]
-SOME = {"freeze+0.3", "capture+0.1", "store"}
+SEEN: dict[str, Callable[[Lab], bool]] = {  # that a step is at work
+    "in freeze": lambda one: bool(one.frozen()),
+    "in capture": lambda one: bool(one.crius("dump")),
+    "in store": lambda one: any(path.is_file() for path in Path(f"{one.folder}/store").rglob("*")),
+}
+UNDECIDED = ["quiesce", "freeze", "drain", "lock-network", "capture", "unlock-network", "store", *SEEN]
 
 
 def points(names: list[str]) -> list[object]:
-    return [pytest.param(name, marks=() if name in SOME else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in SEEN else pytest.mark.slow) for name in names]
 
 
 def killed(one: Lab, verb: str, point: str) -> None:
-    agent = one.agent(verb, point)
-    assert agent.wait(60) == -signal.SIGKILL
-    agent.communicate()
+    """Kill the agent at a step or record, or as soon as it is seen to be in the midst of a step."""
+    agent = one.agent(verb, "-" if point in SEEN else point)
+    if point in SEEN:
+        assert until(lambda: SEEN[point](one)), f"never {point}"
+        agent.kill()
+    text, _ = agent.communicate(timeout=60)
+    assert agent.returncode == -signal.SIGKILL, text
 
 
 def recovered(one: Lab) -> list[str]:
@@ -42,10 +49,11 @@ def recovered(one: Lab) -> list[str]:
 @pytest.mark.parametrize("verb", ["suspend", pytest.param("checkpoint", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("point", points(UNDECIDED))
 def test_killed_before_the_decision_training_goes_on(lab: MakeLab, verb: str, point: str) -> None:
-    one = lab()
+    one = lab(env={"BALLAST": str(64 << 20)})
     one.progress()
     killed(one, verb, point)
     one.progress()  # by the guardians alone: no agent is there
+    assert until(lambda: one.guardians() == [])  # also one that only stood by
     assert one.frozen() == []
     assert one.locked() == []
     assert recovered(one) == ["aborted"]
@@ -83,7 +91,7 @@ def test_a_killed_criu_aborts_and_training_goes_on(lab: MakeLab) -> None:
     one = lab(env={"BALLAST": str(200 << 20)})
     one.progress()
     agent = one.agent("suspend")
-    assert until(lambda: kill_criu(one)), "no CRIU seen"
+    assert until(lambda: one.kill_crius("dump")), "no CRIU seen"
     answer = json.loads(agent.communicate(timeout=60)[0])
     assert answer["error"] == "CheckpointFailed"
     assert "killed" in answer["message"]
@@ -95,16 +103,16 @@ def test_a_killed_criu_aborts_and_training_goes_on(lab: MakeLab) -> None:
     one.finish()
 
 
-def test_a_killed_guardian_is_replaced_or_the_checkpoint_given_up(lab: MakeLab) -> None:
-    one = lab(env={"BALLAST": str(100 << 20)})
+@pytest.mark.parametrize("when", ["stands by", "holds a freeze"])
+def test_a_killed_guardian_is_replaced(lab: MakeLab, when: str) -> None:
+    one = lab(env={"BALLAST": str(200 << 20)})
     one.progress()
     agent = one.agent("suspend")
-    assert until(lambda: kill_guardian(one)), "no guardian seen"
-    answer = json.loads(agent.communicate(timeout=60)[0])
-    if answer == "released":
-        one.operator.resume()
-    else:
-        assert answer["error"] == "CheckpointFailed"
+    assert until(lambda: bool(one.frozen() if when == "holds a freeze" else one.guardians())), "no guardian seen"
+    first = one.guardians()[0]
+    os.kill(first, signal.SIGKILL)
+    assert json.loads(agent.communicate(timeout=60)[0]) == "released"
+    one.operator.resume()
     one.progress()
     assert one.frozen() == []
     one.finish()
@@ -142,43 +150,6 @@ def test_a_withdrawn_container_aborts_the_others(lab: MakeLab) -> None:
     assert one.gang.statuses()[0] != 143  # not released
 
 
-def until(done: Callable[[], bool], timeout: float = 30.0) -> bool:
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        if done():
-            return True
-        time.sleep(0.001)
-    return False
-
-
-def kill_criu(one: Lab) -> bool:
-    """SIGKILL a CRIU in one of the gang's containers, if there is one."""
-    spaces = {os.readlink(f"/proc/{place.container.pid1}/ns/pid") for place in one.gang.places.values()}
-    return kill(lambda f: b"/criu\0dump\0" in (f / "cmdline").read_bytes() and os.readlink(f / "ns/pid") in spaces)
-
-
-def kill_guardian(one: Lab) -> bool:
-    def guards(folder: Path) -> bool:
-        if (folder / "comm").read_text() != "stasis-guardian\n":
-            return False
-        return str(one.folder) in (folder / "cmdline").read_text()
-
-    return kill(guards)
-
-
-def kill(wanted: Callable[[Path], bool]) -> bool:
-    """SIGKILL the first process of which that is true."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted(folder):
-                os.kill(int(folder.name), signal.SIGKILL)
-                return True
-        except (OSError, ValueError):
-            continue  # gone meanwhile
-    return False
-
-
 def test_every_step_is_killed_at() -> None:
     """The list of points names every step before the vote that does something on a CPU job."""
-    named = {point.partition("+")[0] for point in UNDECIDED}
-    assert named >= {Step.FREEZE, Step.LOCK_NETWORK, Step.CAPTURE, Step.UNLOCK_NETWORK, Step.STORE}
+    assert {Step.FREEZE, Step.DRAIN, Step.LOCK_NETWORK, Step.CAPTURE, Step.UNLOCK_NETWORK, Step.STORE} <= {*UNDECIDED}

@@ -1,13 +1,10 @@
 """A restore that fails, or whose agent is killed, at any step. Before its record the placeholders are as they were;
 after it, the gang goes on. Never is half a gang running, and the checkpoint can be restored again."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.gang.lab import Lab, until
@@ -30,7 +27,7 @@ def killed(one: Lab, verb: str, point: str) -> None:
         assert until(lambda: any(one.gang.folder.with_name("gang.state").glob("laid-*")))
         agent.kill()
     elif point == "in restore":
-        assert until(lambda: bool(restoring(one)))
+        assert until(lambda: bool(one.crius("restore")))
         agent.kill()
     text, _ = agent.communicate(timeout=100)
     assert agent.returncode == -signal.SIGKILL, text
@@ -60,6 +57,8 @@ def test_killed_before_the_record_the_placeholders_wait(lab: MakeLab, points: li
     files = one.suspend_into_placeholders(new_addresses=translate)
     for point in points:
         killed(one, "restore", point)
+        if point.endswith("-network"):
+            assert one.frozen() == list(one.gang.places)  # what was restored waits for an agent
         killed(one, "recover", "lay")  # a second attempt had begun, the first one is undone
         assert one.not_waiting(files) == []
         assert answer(one, "recover") == ["abandoned"]
@@ -109,37 +108,20 @@ def test_killed_after_the_record_training_goes_on(lab: MakeLab, point: str) -> N
     one.finish()
 
 
-def restoring(one: Lab) -> list[int]:
-    """The CRIUs in the gang's containers."""
-    found = []
-    for pid in (pid for rank in one.gang.places for pid in one.processes(rank)):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            if b"/criu\0restore\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
-
-
-def kill_criu(one: Lab) -> bool:
-    for pid in (found := restoring(one)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return bool(found)
-
-
 def test_a_killed_criu_is_tried_again_once(lab: MakeLab) -> None:
     one = lab(env={"BALLAST": str(100 << 20)})
     one.progress()
     files = one.suspend_into_placeholders()
     agent = one.agent("restore")
-    assert until(lambda: kill_criu(one)), "no CRIU seen"
+    assert until(lambda: one.kill_crius("restore")), "no CRIU seen"
     while agent.poll() is None:
-        kill_criu(one)
+        one.kill_crius("restore")
     text = json.loads(agent.communicate()[0])
     assert text["error"] == "RestoreFailed"
     assert "killed" in text["message"]
     assert one.not_waiting(files) == []
     agent = one.agent("restore")
-    assert until(lambda: kill_criu(one)), "no CRIU seen"
+    assert until(lambda: one.kill_crius("restore")), "no CRIU seen"
     assert json.loads(agent.communicate(timeout=60)[0]) == "restored"
     one.progress()
     one.finish()
