@@ -34,16 +34,15 @@ up() {
 	die "the Docker daemon does not start (log: $STATE/dockerd.log)"
 }
 
-# What a daemon that was killed leaves behind. Frozen processes, which a test may leave, die only once thawed.
+# What a daemon that was killed leaves behind.
 sweep() {
-	local pid pids file
+	local pid pids
 	for pid in $(ours dockerd) $(ours containerd) $(ours containerd-shim); do kill -KILL "$pid" 2>/dev/null || true; done
 	for _ in $(seq 100); do
 		pids=$(cgroups -name cgroup.procs -exec cat {} + | sort -un)
 		[ -n "$pids" ] || break
 		kill -KILL $pids 2>/dev/null || true
-		cgroups -name freezer.state | while read -r file; do echo THAWED >"$file" || true; done 2>/dev/null
-		cgroups -name cgroup.freeze | while read -r file; do echo 0 >"$file" || true; done 2>/dev/null
+		thaw "/$CLUSTER/"
 		sleep 0.1
 	done
 	[ -z "$pids" ] || die "processes that cannot be killed: $(echo $pids)"

@@ -9,12 +9,16 @@ keep=
 if [ -z "$OWN_DOCKER" ] || [ -d "$RUN" ] || [ -n "$(ls "$DOCKER_ROOT/containers" 2>/dev/null)" ]; then
 	programs=$("$HERE/docker.sh" up) || { "$HERE/docker.sh" wipe; programs=$("$HERE/docker.sh" up); }
 	PATH=$programs:$PATH
-	containers=$(docker ps -aq --filter "label=io.x-k8s.kind.cluster=$CLUSTER"; docker ps -aq --filter "name=^$CLUSTER-registry\$")
+	containers=$(docker ps -aq --no-trunc --filter "label=io.x-k8s.kind.cluster=$CLUSTER"
+		docker ps -aq --no-trunc --filter "name=^$CLUSTER-registry\$")
+	for container in $containers; do thaw "$container"; done
 	[ -z "$containers" ] || docker rm -fv $containers >/dev/null
 	if docker network inspect "$CLUSTER" >/dev/null 2>&1; then docker network rm "$CLUSTER" >/dev/null; fi
-	# Images of old builds; what takes long to make bears the label.
-	[ -n "$keep" ] || docker image prune -af --filter until=24h --filter 'label!=stasis.dev/e2e' >/dev/null
-	[ -n "$keep" ] || "$HERE/docker.sh" down
+	if [ -n "$OWN_DOCKER" ] && [ -z "$keep" ]; then
+		# Images of old builds; what takes long to make bears the label.
+		docker image prune -af --filter until=24h --filter 'label!=stasis.dev/e2e' >/dev/null
+		"$HERE/docker.sh" down
+	fi
 fi
 unmount_below "$STATE"
 rm -rf --one-file-system "$STATE/made" "$STATE/node" "$STATE/base" "$KUBECONFIG"

@@ -20,6 +20,17 @@ locked() {
 	export STASIS_E2E_LOCKED=1
 }
 
+# thaw PART: thaw each cgroup whose path contains PART. A test may leave frozen processes, which no signal ends.
+thaw() {
+	local file
+	find /sys/fs/cgroup -path "*$1*" \( -name freezer.state -o -name cgroup.freeze \) 2>/dev/null | while read -r file; do
+		case $file in
+		*/freezer.state) echo THAWED >"$file" ;;
+		*) echo 0 >"$file" ;;
+		esac
+	done 2>/dev/null || true
+}
+
 # unmount_below DIR...: what a killed build or daemon left mounted.
 unmount_below() {
 	local dir mount
@@ -72,7 +83,7 @@ fi
 # render NAME DIR: the manifests of JobSet or Trainer as their makers ship them (DIR: the built piece).
 render() {
 	case $1 in
-	jobset) "$kubernetes/bin/kubectl" kustomize "$2/files/default" ;;
+	jobset) "$kubernetes/bin/kubectl" kustomize "$2/files/default" 2>/dev/null ;;
 	trainer)
 		# Its overlay fetches JobSet from the network, which is installed here by itself.
 		local copy; copy=$(mktemp -d)

@@ -36,8 +36,8 @@ chmod 755 "$root"/usr/local/bin/* "$root"/kind "$root"/kind/bin "$root"/kind/bin
 	cp "$cni"/bin/* opt/cni/bin/
 	"$kubernetes/bin/kubeadm" version -o short | tr -d '\n' >kind/version
 )
-chroot "$root" systemctl --quiet enable kubelet.service containerd.service undo-mount-hacks.service
-chroot "$root" systemctl --quiet mask systemd-binfmt.service
+chroot "$root" systemctl --quiet enable kubelet.service containerd.service undo-mount-hacks.service 2>/dev/null    # 'no /proc'
+chroot "$root" systemctl --quiet mask systemd-binfmt.service 2>/dev/null
 "$containerd/bin/ctr" oci spec | jq '.hooks.createContainer += [{path: "/kind/bin/mount-product-files.sh"}] | del(.process.rlimits)' \
 	>"$root/etc/containerd/cri-base.json"
 # A machine without CAP_SYS_RESOURCE cannot lower an oom_score_adj.
@@ -92,8 +92,9 @@ setpriv --pdeathsig KILL "$containerd/bin/containerd" --config "$work/containerd
 daemon=$!
 for _ in $(seq 100); do [ -S "$work/containerd.sock" ] && break; sleep 0.1; done
 docker save "${images[@]}" | "$containerd/bin/ctr" -a "$work/containerd.sock" -n k8s.io images import \
-	--all-platforms --no-unpack --digests --label io.cri-containerd.pinned=pinned - >/dev/null
-"$containerd/bin/ctr" -a "$work/containerd.sock" -n k8s.io images ls -q >"$work/preloaded"
+	--all-platforms --no-unpack --digests --label io.cri-containerd.pinned=pinned - >"$work/import.log" 2>&1 ||
+	{ cat "$work/import.log" >&2; die "the images cannot be preloaded"; }
+"$containerd/bin/ctr" -a "$work/containerd.sock" -n k8s.io images ls -q >"$work/preloaded" 2>/dev/null
 for name in "${images[@]}"; do grep -qxF "$name" "$work/preloaded" || die "not preloaded: $name"; done
 kill "$daemon"; wait "$daemon" || true
 docker image rm "${images[@]}" >/dev/null

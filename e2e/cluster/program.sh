@@ -7,7 +7,7 @@ GO_DIR=$REPO/e2e/cluster/go
 
 build() {
 	local name=$1 out=$2 CGO_ENABLED=0 TAGS="" LDFLAGS="" FILES="" PACKAGES=tool
-	command -v go >/dev/null || die "Go is needed, 1.21 or newer (it fetches the version wanted by itself)"
+	command -v go >/dev/null || die "Go is needed: 1.21 or newer, which fetches the version that go.mod wants by itself"
 	say "building $name from Go modules (once)"
 	. "$GO_DIR/$name/build.env"
 	cd "$GO_DIR/$name"

@@ -26,6 +26,7 @@ fi
 (flock -xn 7 && rm -rf "$CACHE/go") 7>"$CACHE/go.lock" || true
 
 step "the registry"
+[ -z "$(ip route show "$NETWORK")" ] || die "$NETWORK is another network's here: set STASIS_E2E_OCTET, of 172.30.OCTET.0/24"
 docker network create --subnet "$NETWORK" -o com.docker.network.bridge.name="$CLUSTER" "$CLUSTER" >/dev/null
 "$HERE/registry.sh"
 "$oras" cp --no-tty --from-oci-layout "$layout:e2e" --to-plain-http "$REGISTRY_PUSH/stasis-trainer:e2e" >"$STATE/push.log" 2>&1 &
@@ -65,7 +66,6 @@ for _ in $(seq 60); do kubectl apply -f "$STATE/runtime.yaml" >/dev/null 2>"$STA
 kubectl get clustertrainingruntime torch-e2e >/dev/null || { cat "$STATE/runtime.log" >&2; die "the training runtime is refused"; }
 for node in $workers; do
 	kubectl wait --for=jsonpath='{.status.phase}'=Succeeded "pod/pull-$node" --timeout=180s >/dev/null
-	docker exec "$node" ctr -n k8s.io images tag --force "$REGISTRY/stasis-trainer:e2e" docker.io/library/stasis-trainer:e2e >/dev/null
 	kubectl delete pod "pull-$node" --wait=false >/dev/null
 done
 step "the cluster is up"
