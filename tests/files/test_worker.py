@@ -19,7 +19,7 @@ from stasis.agent import cgroups, privileges, proctree
 from stasis.agent.files.capture import areas, capture
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
-from stasis.agent.files.worker import NEEDED, lay_in_child
+from stasis.agent.files.worker import NEEDED, Worker, lay_in_child
 from stasis.errors import Corrupt, ResourceShort, RestoreFailed
 
 pytestmark = pytest.mark.root
@@ -121,6 +121,32 @@ def test_a_stream_that_never_ends_is_given_up(boxes: Callable[..., Box], tmp_pat
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_worker_that_was_started_ahead_ends_with_the_agent() -> None:
+    code = (
+        "import os\nfrom stasis.agent.files.worker import Worker\nprint(Worker()._child.pid, flush=True)\nos._exit(9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    agent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert agent.returncode == 9
+    end = time.monotonic() + 30
+    while os.path.exists(f"/proc/{int(agent.stdout)}") and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not os.path.exists(f"/proc/{int(agent.stdout)}")
+
+
+def test_a_worker_lays_once_and_can_be_closed_at_any_time(boxes: Callable[..., Box], tmp_path: Path) -> None:
+    old, new = boxes().start(), boxes().start()
+    (old.root / "dev/shm/model").write_bytes(b"weights")
+    with Worker() as worker, stream(taken(old)) as fd:
+        assert worker.alive
+        assert worker.lay(new.pid, "shm", fd, tmp_path / "list", []).data == 7
+        assert not worker.alive
+    unused = Worker()
+    unused.close()
+    unused.close()
+    assert not unused.alive
 
 
 # A process in the container that cannot come to have CAP_SYS_ADMIN, as those of a common pod.

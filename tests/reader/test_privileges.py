@@ -203,8 +203,8 @@ def test_processes_that_wait_for_an_order_are_used_and_end_with_the_node(
     folder: tuple[str, str], tmp_path: Path
 ) -> None:
     node = Node(tmp_path)
-    node.warm_readers(2)
-    node.warm_readers(2)
+    node.warm(2)
+    node.warm(2)
     assert until(lambda: len(children()) == 2)
     waiting = children()
     with node.reader(*folder) as reader:

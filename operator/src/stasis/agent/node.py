@@ -13,12 +13,15 @@ from typing import Any
 from stasis.agent import provision
 from stasis.agent.criu import Criu, Journal
 from stasis.agent.criu_images import ImageCodec
+from stasis.agent.files.worker import Worker
 from stasis.agent.pipes import Buffers
 from stasis.agent.reader.client import Reader
 from stasis.agent.reader.process import Process
 from stasis.agent.reserve import Ledger
 from stasis.core.connections import IpAddress, address
 from stasis.errors import UsageError
+
+AREAS = 2  # that most containers have: what was written to their layer, and /dev/shm
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Node:
     host: str = "/"
     journal: Journal = contextlib.nullcontext  # of processes that must not outlive the agent
     _idle: list[Process] = field(default_factory=list)
+    _workers: list[Worker] = field(default_factory=list)
 
     @cached_property
     def codec(self) -> ImageCodec:
@@ -46,11 +50,23 @@ class Node:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
-    def warm_readers(self, count: int) -> None:
-        """So many restores are about to begin: have the processes ready that read the checkpoints."""
+    def warm(self, count: int) -> None:
+        """So many restores are about to begin: have the processes ready that read the checkpoints and lay the files."""
         self._idle = [process for process in self._idle if process.alive]
         while len(self._idle) < count:
             self._idle.append(Process())
+        while len(self._workers) < AREAS * count:
+            self._workers.append(Worker())
+
+    def worker(self) -> Worker:
+        """To lay one area's files; the caller closes it."""
+        with contextlib.suppress(IndexError):
+            while True:
+                worker = self._workers.pop()
+                if worker.alive:
+                    return worker
+                worker.close()
+        return Worker()
 
     def reader(self, repository: str, manifest: str) -> Reader:
         """Of a rank's checkpoint."""
@@ -64,6 +80,8 @@ class Node:
         self.buffers.trim()
         while self._idle:
             self._idle.pop().close()
+        while self._workers:
+            self._workers.pop().close()
 
     def criu(self) -> Criu:
         return Criu(self.bundle, journal=self.journal)

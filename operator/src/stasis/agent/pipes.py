@@ -111,7 +111,7 @@ class Held:
 class Buffers:
     """Memory faulted in before the freeze, in pieces of `CHUNK` bytes, used again from one checkpoint to the next."""
 
-    CHUNK = 64 * MIB
+    CHUNK = 8 * MIB  # each image takes whole ones, and what was not foreseen is faulted in while the tree is frozen
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []

@@ -20,7 +20,6 @@ from stasis.agent.criu import container_cgroups
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
 from stasis.agent.files.volumes import volume_points
-from stasis.agent.files.worker import lay_in_child
 from stasis.agent.freezer import HIERARCHY
 from stasis.agent.launch import raise_last_pid
 from stasis.agent.names import hostname, set_hostname
@@ -163,7 +162,8 @@ class RestoreRank(Rank):
         finally:
             os.close(write)
         try:
-            return lay_in_child(self._pid1, area, read, self._laid, groups)
+            with self.node.worker() as worker:
+                return worker.lay(self._pid1, area, read, self._laid, groups)
         finally:
             os.close(read)
             feeding.wait()

@@ -132,7 +132,7 @@ class LocalOperator:
 
     def resume(self, *, new_addresses: bool = False, options: Mapping[str, object] | None = None) -> Report:
         """Start placeholders and restore the checkpoint of the reference in them. Raises as `restore` does."""
-        self.agent.node.warm_readers(len(self.gang.places))
+        self.agent.node.warm(len(self.gang.places))
         uid, past = self._stored()
         self.gang.replace(new_addresses=new_addresses, options=options)
         return self._restore(uid, past)
@@ -141,7 +141,7 @@ class LocalOperator:
         """Restore the checkpoint of the reference in the gang's placeholders, as they wait. Raises RestoreFailed, or
         what else was wrong (Corrupt, Refused, ResourceShort, Unavailable ...): the placeholders wait on, the
         checkpoint is intact."""
-        self.agent.node.warm_readers(len(self.gang.places))
+        self.agent.node.warm(len(self.gang.places))
         return self._restore(*self._stored())
 
     def _stored(self) -> tuple[str, _Past]:

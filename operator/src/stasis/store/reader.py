@@ -27,6 +27,7 @@ AHEAD = 2  # runs
 _ROWS = 4096  # of the chunk table at once
 MAX_CONFIG = 64 << 20
 _ZEROS = memoryview(bytes(1 << 20))
+_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass
@@ -36,9 +37,6 @@ class _Run:
     items: list[Chunk | int] = field(default_factory=list)
     frames: dict[int, None] = field(default_factory=dict)
     coming: dict[int, Frame] = field(default_factory=dict)
-
-    def slice(self, frame: int, start: int, end: int) -> memoryview:
-        return self.coming[frame].bytes().data[start:end]
 
 
 class RankReader:
@@ -188,22 +186,24 @@ class RankReader:
 
     def _play(self, run: _Run) -> Iterator[memoryview]:
         """Neighbouring chunks of a frame come as one piece."""
-        frame, start, end = -1, 0, 0
+        frame, start, end, raw = -1, 0, 0, _NOTHING
         for item in run.items:
             if isinstance(item, int):
                 if frame >= 0:
-                    yield run.slice(frame, start, end)
+                    yield raw.data[start:end]
                 frame = -1
                 yield from _zeros(item)
                 continue
-            check_chunk(self.index, item, run.coming[item[1]].bytes())
             if item[1] != frame or item[2] != end:
                 if frame >= 0:
-                    yield run.slice(frame, start, end)
+                    yield raw.data[start:end]
+                if item[1] != frame:
+                    raw = run.coming[item[1]].bytes()
                 _, frame, start, _ = item
+            check_chunk(self.index, item, raw)
             end = item[2] + item[3]
         if frame >= 0:
-            yield run.slice(frame, start, end)
+            yield raw.data[start:end]
 
     def prefetch(self, keep: Keep | None = None) -> None:
         """Reads all that the rank needs of its packs and compares the checksums: what is damaged or missing shows
