@@ -53,6 +53,21 @@ class Cluster:
             time.sleep(0.5)
         return found
 
+    def signal(self, node: str, pattern: str, signal: str = "KILL") -> bool:
+        """To the processes on a node whose command line matches, as the node sees them; whether there were any."""
+        command = ("docker", "exec", node, "pkill", f"-{signal}", "-f", pattern)
+        return subprocess.run(command, capture_output=True, env=self.environment).returncode == 0
+
+    @contextlib.contextmanager
+    def only_on(self, *nodes: str) -> Iterator[None]:
+        """New pods go to these nodes only."""
+        others = [n["metadata"]["name"] for n in self.items("nodes") if n["metadata"]["name"] not in nodes]
+        self.kubectl("cordon", *others)
+        try:
+            yield
+        finally:
+            self.kubectl("uncordon", *others)
+
     def story(self) -> str:
         """For a failed test: what a person would look at."""
         asked = (
@@ -86,6 +101,7 @@ class Job:
     pause: float = 0.2
     ranks: int = 2
     policy: str = "default"
+    spread: bool = True  # a node each
     patch: dict[str, Any] = field(default_factory=dict)  # of the pod template's spec, in the runtime
     _logs: dict[int, bytes] = field(default_factory=dict)
     _followed: dict[str, threading.Thread] = field(default_factory=dict)
@@ -120,7 +136,7 @@ class Job:
         image = f"{self.cluster.registry}/stasis-trainer:e2e"
         pod = {
             "restartPolicy": "Never",
-            "affinity": spread,
+            **({"affinity": spread} if self.spread else {}),
             "containers": [
                 {"name": "node", "image": image, "volumeMounts": [{"name": "code", "mountPath": "/code"}]},
             ],
@@ -158,7 +174,7 @@ class Job:
         """Returns the checkpoint that it made, once all pods are gone."""
         known = {found["metadata"]["uid"] for found in self.checkpoints()}
         self.patch_suspend(True)
-        self.cluster.wait(f"{self.name} has no pods", lambda: not self.all_pods(), timeout)
+        self.wait_for_no_pods(timeout)
 
         def made() -> Any:
             return next((c for c in self.checkpoints() if c["metadata"]["uid"] not in known and done(c)), None)
@@ -167,6 +183,12 @@ class Job:
             return condition(checkpoint, "Complete") == "True" and condition(checkpoint, "Released") == "True"
 
         return self.cluster.wait(f"{self.name} has a new checkpoint", made, 60)
+
+    def wait_for_no_pods(self, timeout: float = 180) -> None:
+        self.cluster.wait(f"{self.name} has no pods", lambda: not self.all_pods(), timeout)
+
+    def addresses(self) -> dict[int, str]:
+        return {rank: pod.address for rank, pod in self.pods().items()}
 
     def resume(self, timeout: float = 180) -> None:
         """Returns once training goes on, a step beyond the last one known."""

@@ -3,36 +3,111 @@
 from __future__ import annotations
 
 import pytest
-from e2e.lab import Cluster, training
+from e2e.lab import Cluster, Job, training
 
 from stasis.demo.proof import differences
 
 pytestmark = pytest.mark.e2e
 
 STEPS = 60
+FIRST, SECOND = "stasis-e2e-worker", "stasis-e2e-worker2"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, namespace: str) -> dict[int, list[str]]:
     """The log of a run that Stasis has nothing to do with."""
-    with training(cluster, "undisturbed", namespace, steps=STEPS, pause=0, policy="") as job:
+    with training(cluster, "undisturbed", namespace, steps=STEPS, pause=0.05, policy="") as job:
         job.wait_for_step(0)
         job.wait_for_end()
         return {rank: job.lines(rank) for rank in range(job.ranks)}
 
 
-def test_a_suspended_job_goes_on_where_it_stopped(
+@pytest.fixture(scope="module")
+def translate(cluster: Cluster, namespace: str) -> str:
+    """The name of a policy under which the CNI is asked for no address."""
+    cluster.apply(
+        {
+            "apiVersion": "stasis.dev/v1alpha1",
+            "kind": "CheckpointPolicy",
+            "metadata": {"name": "translate", "namespace": namespace},
+            "spec": {"addresses": "Translate"},
+        }
+    )
+    return "translate"
+
+
+def finish(job: Job, undisturbed: dict[int, list[str]]) -> None:
+    job.wait_for_end()
+    assert differences({rank: job.lines(rank) for rank in range(job.ranks)}, undisturbed) == []
+
+
+def test_a_suspended_job_goes_on_where_it_stopped_on_other_nodes(
     cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]]
 ) -> None:
-    with training(cluster, "gpt2", namespace, steps=STEPS, pause=0.3) as job:
-        job.wait_for_step(3)
+    with training(cluster, "gpt2", namespace, steps=STEPS, pause=0.3, spread=False) as job:
+        with cluster.only_on(FIRST):
+            job.wait_for_step(3)
         before = job.pods()
         checkpoint = job.suspend()
         ranks = {rank["rank"]: rank for rank in checkpoint["status"]["ranks"]}
         assert sorted(ranks) == [0, 1]
         assert all(rank["manifest"].startswith("sha256:") for rank in ranks.values())
-        job.resume()
+        with cluster.only_on(SECOND):
+            job.resume()
         after = job.pods()
-        assert {pod.uid for pod in after.values()}.isdisjoint({pod.uid for pod in before.values()})
-        job.wait_for_end()
-        assert differences({rank: job.lines(rank) for rank in range(job.ranks)}, undisturbed) == []
+        assert {pod.node for pod in before.values()} == {FIRST}
+        assert {pod.node for pod in after.values()} == {SECOND}
+        assert {pod.rank: pod.address for pod in after.values()} == {pod.rank: pod.address for pod in before.values()}
+        finish(job, undisturbed)
+
+
+@pytest.mark.parametrize("cycles", [5, pytest.param(10, marks=pytest.mark.slow)])
+def test_two_jobs_are_suspended_and_resumed_again_and_again_at_the_same_time(
+    cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]], translate: str, cycles: int
+) -> None:
+    """One with its addresses kept, one with addresses translated."""
+    with (
+        training(cluster, "kept", namespace, steps=STEPS, pause=0.5) as kept,
+        training(cluster, "translated", namespace, steps=STEPS, pause=0.5, policy=translate) as translated,
+    ):
+        jobs = (kept, translated)
+        for job in jobs:
+            job.wait_for_step(1)
+        addresses = {job.name: job.addresses() for job in jobs}
+        for _ in range(cycles):
+            for job in jobs:
+                job.patch_suspend(True)
+            for job in jobs:
+                job.wait_for_no_pods()
+            for job in jobs:
+                job.resume()
+        assert kept.addresses() == addresses["kept"]
+        assert set(translated.addresses().values()).isdisjoint(addresses["translated"].values())
+        for job in jobs:
+            assert len(job.checkpoints()) >= 1
+            finish(job, undisturbed)
+
+
+def test_a_checkpoint_is_made_while_training_goes_on(
+    cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]]
+) -> None:
+    with training(cluster, "busy", namespace, steps=STEPS, pause=0.3) as job:
+        job.wait_for_step(2)
+        uid = job.get()["metadata"]["uid"]
+        cluster.apply(
+            {
+                "apiVersion": "stasis.dev/v1alpha1",
+                "kind": "TrainJobCheckpoint",
+                "metadata": {
+                    "name": "busy-1",
+                    "namespace": namespace,
+                    "labels": {"stasis.dev/trainjob": "busy", "stasis.dev/trainjob-uid": uid},
+                },
+                "spec": {"trainJob": {"name": "busy", "uid": uid}, "kind": "Checkpoint"},
+            }
+        )
+        cluster.kubectl(
+            "-n", namespace, "wait", "--for=condition=Durable", "trainjobcheckpoint/busy-1", "--timeout=90s"
+        )
+        assert len(job.pods()) == 2
+        finish(job, undisturbed)
