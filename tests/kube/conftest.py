@@ -28,6 +28,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Namespace
+from tests.kube.training import Controllers
 from tests.support.apiserver import REPO, ApiServer, program, serving
 
 from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs
@@ -199,3 +200,11 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def controllers(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
+    """None runs yet."""
+    controllers = Controllers(api, tmp_path_factory.mktemp("controllers"))
+    yield controllers
+    controllers.close()

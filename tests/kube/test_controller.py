@@ -7,32 +7,52 @@ from pathlib import Path
 
 import pytest
 from lightkube import Client
-from tests.kube.training import Training
-from tests.support.apiserver import ApiServer
+from lightkube.resources.core_v1 import Pod
+from tests.kube.objects import policy
+from tests.kube.training import Controllers, Training
 
-from stasis.kube.client import meta
+from stasis.api import names
+from stasis.core.steps import Step
+from stasis.errors import CheckpointFailed, Corrupt, Finding, Refused
+from stasis.kube.client import Checkpoints, JobSets, TrainJobs, meta
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("webhook")]
 
 
 @pytest.fixture
 def training(
-    client: Client, api: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    controllers: Controllers, client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Training]:
-    with Training(client, api, namespace, tmp_path) as training:
+    controllers.only(1)
+    with Training(controllers, client, namespace, tmp_path) as training:
+        training.until(controllers.leader, "a controller leads")
         monkeypatch.setattr("stasis.daemon.preflight.word", lambda body: training.world.word(body["container_id"]))
         yield training
         assert not training.trouble, training.trouble
 
 
 def run(training: Training) -> None:
-    training.controller()
     training.create()
     training.until(training.runs, "the training runs")
     training.progress()
 
 
-def test_a_training_is_suspended_and_resumed_where_it_stopped(training: Training) -> None:
+def cycle(training: Training) -> None:
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    training.until(lambda: training.holds("Released"), "it is released")
+    training.resume()
+    training.until(lambda: training.holds("Restored"), "it is restored")
+    training.progress()
+
+
+def reason(training: Training, kind: str) -> tuple[str, str]:
+    """Reason and message of a condition of the last checkpoint."""
+    conditions = training.checkpoints()[-1]["status"].get("conditions") or ()
+    return next(((c["reason"], c["message"]) for c in conditions if c["type"] == kind), ("", ""))
+
+
+def test_a_training_is_suspended_and_resumed_where_it_stopped_again_and_again(training: Training) -> None:
     run(training)
     training.suspend()
     training.until(lambda: training.holds("Released"), "it is released")
@@ -42,4 +62,158 @@ def test_a_training_is_suspended_and_resumed_where_it_stopped(training: Training
     training.resume()
     training.until(lambda: training.holds("Restored"), "it is restored")
     training.progress()
+    cycle(training)
     assert training.unbroken()
+    training.until(lambda: bool(training.checkpoints()[-1]["status"].get("tag")), "it is published")
+    first, second = (c["status"] for c in training.checkpoints())
+    assert [rank["addresses"][0] for rank in first["ranks"]] == [rank["addresses"][0] for rank in second["ranks"]]
+    assert second["ranks"][0]["seconds"].keys() >= {"freeze", "capture", "store"}
+    assert float(second["frozenSeconds"]) > 0
+    assert second["size"].endswith("KiB")
+    told = training.events()
+    assert [told.count(one) for one in ("Released", "Restored", "Resuming", "Checkpointing")] == [2, 2, 2, 2]
+
+
+def test_a_suspend_taken_back_at_once_leaves_the_training_running(training: Training) -> None:
+    run(training)
+    for _ in range(5):
+        training.suspend()
+        training.progress(3)
+        training.resume()
+    training.until(
+        lambda: training.runs() and all(c["status"].get("conditions") for c in training.checkpoints()), "all is over"
+    )
+    training.progress()
+    assert training.unbroken()
+    jobset = training.get(JobSets)
+    assert jobset is not None
+    assert not jobset["spec"].get("suspend")
+
+
+def test_a_training_that_does_not_run_yet_is_suspended_at_once(training: Training) -> None:
+    training.pending = True
+    training.create()
+    training.until(lambda: len(training.pods()) == 2, "its pods are there")
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    assert training.checkpoints() == []
+    assert "NothingToSave" in training.events()
+    training.pending = False
+    training.resume()
+    training.until(training.runs, "it runs")
+
+
+def test_a_job_made_suspended_starts_as_ever(training: Training) -> None:
+    training.create(suspend=True)
+    training.until(lambda: training.get(JobSets), "its JobSet is there")
+    training.resume()
+    training.until(training.runs, "it runs")
+    assert training.checkpoints() == []
+
+
+def test_what_cannot_be_checkpointed_runs_on_or_is_suspended_as_the_policy_says(training: Training) -> None:
+    finding = Finding("userfaultfd", "do without it", 7, "python")
+    training.world.failing[Step.PREPARE] = Refused([finding])
+    run(training)
+    training.suspend()
+    training.until(lambda: training.holds("Failed"), "it is refused")
+    assert "userfaultfd" in reason(training, "Failed")[1]
+    training.progress()
+    training.client.create(policy("default", training.namespace, onFailure="Suspend"))
+    training.until(training.suspended, "it is suspended all the same")
+    assert "SuspendedWithoutCheckpoint" in training.events()
+
+
+def test_a_rank_that_cannot_freeze_does_not_hold_the_others(training: Training) -> None:
+    training.world.failing[Step.CAPTURE] = CheckpointFailed("no")
+    run(training)
+    training.suspend()
+    training.until(lambda: training.holds("Failed"), "it failed")
+    training.progress()
+    training.world.failing.clear()
+    training.until(training.suspended, "the next attempt succeeds")
+    training.resume()
+    training.until(lambda: training.holds("Restored"), "it is restored")
+    training.progress()
+    assert training.unbroken()
+
+
+def test_discard_suspends_without_saving(training: Training) -> None:
+    run(training)
+    training.patch(TrainJobs, {"metadata": {"annotations": {names.DISCARD: "true"}}, "spec": {"suspend": True}})
+    training.until(training.suspended, "it is suspended")
+    assert training.checkpoints() == []
+
+
+def test_a_checkpoint_that_a_user_makes_is_taken_beside_the_training(training: Training) -> None:
+    run(training)
+    job = training.get(TrainJobs)
+    body = {"metadata": {"name": "mine", "namespace": training.namespace}}
+    spec = {"trainJob": {"name": training.name, "uid": meta(job)["uid"]}}
+    training.client.create(Checkpoints.from_dict({**body, "spec": spec}))
+    training.until(lambda: training.holds("Durable", "mine"), "it is durable")
+    training.progress()
+    assert training.unbroken()
+    cycle(training)
+    assert training.unbroken()
+    training.client.delete(Checkpoints, "mine", namespace=training.namespace)
+    training.until(lambda: training.get(Checkpoints, "mine") is None, "it is deleted")
+
+
+def test_what_cannot_be_restored_stays_suspended_until_the_user_says_something_else(training: Training) -> None:
+    run(training)
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    training.world.failing[Step.LAY] = Corrupt("a blob is not what it was")
+    training.resume()
+    training.until(lambda: reason(training, "Restored")[0] == "RestoreFailed", "it is not restored")
+    training.until(training.suspended, "it is suspended again")
+    assert "a blob is not" in reason(training, "Restored")[1]
+    training.world.failing.clear()
+    training.suspend()
+    training.resume()
+    training.until(lambda: training.holds("Restored"), "it is restored")
+    training.progress()
+    assert training.unbroken()
+
+
+def test_what_cannot_be_restored_begins_anew_where_the_policy_says_so(training: Training) -> None:
+    training.client.create(policy("default", training.namespace, onRestoreFailure="StartFresh"))
+    run(training)
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    training.world.failing[Step.LAY] = Corrupt("a blob is not what it was")
+    training.resume()
+    training.until(training.runs, "it runs")
+    training.until(lambda: "StartedFresh" in training.events(), "the user is told")
+    assert not training.unbroken()
+
+
+def test_a_pod_made_anew_after_its_gang_was_restored_runs_its_command(training: Training) -> None:
+    run(training)
+    cycle(training)
+    victim = training.pods()[1].metadata.name
+    training.client.delete(Pod, victim, namespace=training.namespace)
+    training.until(
+        lambda: len(training.pods()) == 2 and victim not in [p.metadata.name for p in training.pods()], "anew"
+    )
+    training.until(training.runs, "it runs")
+    training.until(lambda: "PlaceholderReleased" in training.events(), "the user is told")
+
+
+@pytest.mark.parametrize("step", [Step.PREPARE, Step.CAPTURE, Step.STORE])
+def test_a_job_deleted_in_the_middle_of_its_checkpoint_leaves_nothing(training: Training, step: Step) -> None:
+    run(training)
+
+    def delete(at: Step, rank: int) -> None:
+        if at is step and rank == 0:
+            training.world.on_step = lambda step, rank: None
+            training.client.delete(TrainJobs, training.name, namespace=training.namespace)
+
+    training.world.on_step = delete
+    training.suspend()
+    training.until(lambda: training.get(JobSets) is None and not training.pods(), "all is gone")
+    training.until(lambda: all(c["status"].get("conditions") for c in training.checkpoints()), "the operation is over")
+    assert training.world.states() == []
+    training.create()
+    training.until(training.runs, "one made anew under the name starts fresh")

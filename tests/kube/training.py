@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -28,7 +29,7 @@ from typing import Any
 from aiohttp import web
 from lightkube import ApiError, Client
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Event, Node, Pod
+from lightkube.resources.core_v1 import Event, Namespace, Node, Pod
 from lightkube.types import PatchType
 from tests.support.apiserver import REPO, ApiServer
 
@@ -294,22 +295,109 @@ class PlayedNode:
 
     name: str
     address: str
-    port: int
-    node_port: int
     ranks: Ranks | None = None
     server: Server | None = None
-    up: bool = True
     runners: list[web.AppRunner] = field(default_factory=list)
+
+
+class Controllers:
+    """The controller's processes, as many as are started; they serve all trainings of a test run."""
+
+    def __init__(self, api: ApiServer, folder: Path) -> None:
+        self.api, self.folder = api, folder
+        self.port, self.node_port = free_port(), free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._networks = itertools.count(1)
+        authority = make_authority(utcnow())
+        for name in ("controller", "agent"):
+            leaf = make_leaf(authority, [f"{name}.stasis.dev"], utcnow())
+            files = {"ca.crt": authority.certificate, "tls.crt": leaf.certificate, "tls.key": leaf.key}
+            (folder / name).mkdir(parents=True)
+            for file, data in files.items():
+                (folder / name / file).write_bytes(data)
+        client = api.client()
+        client.create(Namespace(metadata=ObjectMeta(name="stasis")))
+
+    def network(self) -> int:
+        """For the addresses of nodes: 127.N.0.0/16."""
+        return next(self._networks)
+
+    def tls(self) -> ssl.SSLContext:
+        """An agent's."""
+        folder = self.folder / "agent"
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        return context
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Another one."""
+        options = {
+            "--repository": f"oci:{self.folder}/store",
+            "--namespace": "stasis",
+            "--agent-port": self.port,
+            "--http-port": free_port(),
+            "--certificates": self.folder / "controller",
+            "--kubeconfig": self.api.kubeconfig,
+            "--log-level": "debug",
+            **LEASE,
+        }
+        with open(self.folder / f"controller-{len(self.processes)}.log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "stasis.controllers", *(str(part) for pair in options.items() for part in pair)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(REPO / "operator/src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+        self.processes.append(process)
+        return process
+
+    def alive(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
+
+    def only(self, count: int) -> None:
+        """Have so many of them."""
+        alive = self.alive()
+        for process in alive[count:]:
+            self.kill(process)
+        for _ in range(count - len(alive)):
+            self.start()
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+    def leader(self) -> subprocess.Popen[bytes] | None:
+        """The one that wrote last that it leads."""
+        for process in reversed(self.alive()):
+            log = self.folder / f"controller-{self.processes.index(process)}.log"
+            text = log.read_text()
+            if text.rfind("leads, as") > text.rfind("leads no more"):
+                return process
+        return None
+
+    def close(self) -> None:
+        for process in self.alive():
+            self.kill(process)
 
 
 class Training:
     """One TrainJob of two ranks, a node each, and all that acts on it. Use as a context."""
 
-    def __init__(self, client: Client, api: ApiServer, namespace: str, folder: Path, name: str = "gpt") -> None:
-        self.client, self.api, self.namespace, self.folder, self.name = client, api, namespace, folder, name
+    def __init__(
+        self, controllers: Controllers, client: Client, namespace: str, folder: Path, name: str = "gpt"
+    ) -> None:
+        self.controllers, self.client, self.namespace, self.folder, self.name = (
+            controllers,
+            client,
+            namespace,
+            folder,
+            name,
+        )
+        self.network = controllers.network()
         self.world = World()
-        self.controllers: list[subprocess.Popen[bytes]] = []
-        self.port, self.node_port = free_port(), free_port()
         self.pending = False  # pods stay Pending
         self.nodes: dict[str, PlayedNode] = {}
         self.trouble: list[BaseException] = []
@@ -325,18 +413,15 @@ class Training:
         ]
 
     def __enter__(self) -> Training:
-        self._certificates()
-        for thread in self._threads[:1]:
-            thread.start()
+        self._threads[0].start()
         for number in range(RANKS):
             self._add_node(number)
         self._threads[1].start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.controllers:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ApiError):
+            self.client.delete(TrainJobs, self.name, namespace=self.namespace)
         self._over.set()
         self._threads[1].join()
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30)
@@ -351,21 +436,8 @@ class Training:
 
     # ------------------------------------------------------------ nodes
 
-    def _certificates(self) -> None:
-        authority = make_authority(utcnow())
-        for name in ("controller", "agent"):
-            leaf = make_leaf(authority, [f"{name}.stasis.dev"], utcnow())
-            folder = self.folder / f"tls-{name}"
-            folder.mkdir(parents=True)
-            for file, data in {
-                "ca.crt": authority.certificate,
-                "tls.crt": leaf.certificate,
-                "tls.key": leaf.key,
-            }.items():
-                (folder / file).write_bytes(data)
-
     def _add_node(self, number: int) -> None:
-        node = PlayedNode(f"{self.namespace}-{number}", f"127.0.{number + 1}.1", self.port, self.node_port)
+        node = PlayedNode(f"{self.namespace}-{number}", f"127.{self.network}.{number + 1}.1")
         self.nodes[node.name] = node
         self.client.create(Node(metadata=ObjectMeta(name=node.name)))
         addresses = {"status": {"addresses": [{"type": "InternalIP", "address": node.address}]}}
@@ -375,7 +447,7 @@ class Training:
     async def _serve(self, node: PlayedNode) -> None:
         connections, metrics = Connections(), Metrics()
         agent = PlayedAgent(self.folder / f"state-{node.name}", self.world)
-        client = self.api.client()
+        client = self.controllers.api.client()
 
         def of(home: Home) -> ApiRecords:
             return ApiRecords(client, home.namespace, home.name, home.uid)
@@ -390,13 +462,9 @@ class Training:
             metrics,
         )
         node.server = Server(node.ranks, connections, metrics, {"node": node.name})
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.folder / "tls-agent/ca.crt"))
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(self.folder / "tls-agent/tls.crt", self.folder / "tls-agent/tls.key")
-        for app, port, tls in (
-            (node.server.controllers(), self.port, context),
-            (node.server.kubelet(), self.node_port, None),
-        ):
+        ports = self.controllers.port, self.controllers.node_port
+        apps = (node.server.controllers(), self.controllers.tls()), (node.server.kubelet(), None)
+        for port, (app, tls) in zip(ports, apps, strict=True):
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
             await web.TCPSite(runner, node.address, port, ssl_context=tls).start()
@@ -527,9 +595,8 @@ class Training:
         """preStop, SIGTERM, and the pod is gone when its containers are."""
         try:
             node = self.nodes[pod.spec.nodeName]
-            url = (
-                f"http://{node.address}:{self.node_port}/prestop/{(pod.metadata.annotations or {}).get(names.ID, 'x')}"
-            )
+            identity = (pod.metadata.annotations or {}).get(names.ID, "none")
+            url = f"http://{node.address}:{self.controllers.node_port}/prestop/{identity}"
             while not self._over.is_set():
                 with contextlib.suppress(OSError):
                     urllib.request.urlopen(url, timeout=30).read()
@@ -572,31 +639,6 @@ class Training:
                 raise
             return None
 
-    # ------------------------------------------------------------ the controller
-
-    def controller(self) -> subprocess.Popen[bytes]:
-        """Another process of it."""
-        options = {
-            "--repository": f"oci:{self.folder}/store",
-            "--namespace": self.namespace,
-            "--agent-port": self.port,
-            "--http-port": free_port(),
-            "--certificates": self.folder / "tls-controller",
-            "--kubeconfig": self.api.kubeconfig,
-            "--log-level": "debug",
-            **LEASE,
-        }
-        with open(self.folder / f"controller-{len(self.controllers)}.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "stasis.controllers", *(str(part) for pair in options.items() for part in pair)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": str(REPO / "operator/src"), "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        self.controllers.append(process)
-        return process
-
     # ------------------------------------------------------------ what is seen
 
     def pods(self) -> list[Any]:
@@ -633,8 +675,9 @@ class Training:
             with contextlib.suppress(ApiError):  # the server is busy with itself
                 if seen():
                     return
-            died = [process.pid for process in self.controllers if process.poll() not in (None, -9)]
-            assert not died and time.monotonic() < end, f"not seen: {what}\n{self.tell()}"
+            died = [p.pid for p in self.controllers.processes if p.poll() not in (None, -signal.SIGKILL)]
+            late = time.monotonic() > end
+            assert not (died or late), f"not seen: {what}\n{self.tell()}"
             time.sleep(0.02)
 
     def unbroken(self) -> bool:
@@ -650,7 +693,7 @@ class Training:
 
     def tell(self) -> str:
         """All there is to know, for a test that failed."""
-        logs = sorted(self.folder.glob("controller-*.log"))
+        logs = sorted(self.controllers.folder.glob("controller-*.log"))
         jobset = self.get(JobSets) or {}
         parts = [
             f"jobset: suspend {(jobset.get('spec') or {}).get('suspend')} gate {self.gate()!r}",
