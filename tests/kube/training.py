@@ -676,8 +676,8 @@ class Training:
                 if seen():
                     return
             died = [p.pid for p in self.controllers.processes if p.poll() not in (None, -signal.SIGKILL)]
-            late = time.monotonic() > end
-            assert not (died or late), f"not seen: {what}\n{self.tell()}"
+            if died or time.monotonic() > end:
+                raise AssertionError(f"not seen: {what}\n{self.tell()}")
             time.sleep(0.02)
 
     def unbroken(self) -> bool:
