@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.guardian.bench import SOURCE, Bench, kill_guardian
-from tests.guardian.conftest import Container, wait
+from tests.guardian.conftest import Container, try_rmdir, wait
 from tests.guardian.dump import dump
 
 from stasis.agent import cgroups
@@ -211,6 +211,20 @@ def test_end_of_the_agents_cgroup_spares_the_guardian(bench: Bench) -> None:
     assert wait(bench.free)
     assert bench.guardians() == [guardian]
     assert bench.box.runs()
+
+
+def test_no_group_of_the_agents_is_kept_by_its_guardian(bench: Bench) -> None:
+    """Else the agent's container could not end while its guardian lives."""
+    group = Path("/sys/fs/cgroup/memory", bench.box.id)
+    group.mkdir()
+    try:
+        join = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        agent = bench.agent("arm", "freeze", "lock", "vote", prefix=("sh", "-c", join, "sh"))
+        assert cgroups.membership(agent.pid)["memory"] == f"/{bench.box.id}"
+        bench.kill(agent)
+    finally:
+        assert wait(lambda: try_rmdir(group))
+    assert bench.frozen()
 
 
 def test_container_deleted_while_frozen(bench: Bench) -> None:

@@ -67,9 +67,11 @@ def move_all(groups: dict[int, str]) -> None:
 
 def outlive(name: str) -> None:
     """Move this process where the end of its starter's groups does not reach it: to the group `name` at the top of
-    each hierarchy that ends processes, unless it is at the top already. Raises OSError."""
+    each hierarchy that ends processes, to the top of the others, whose groups could not be removed for as long as it
+    lives: a container would not end. Raises OSError."""
     mounts = hierarchies()
     for hierarchy, group in membership("self").items():
-        if hierarchy in LIFETIMES and hierarchy in mounts and group != "/":
-            os.makedirs(f"{mounts[hierarchy]}/{name}", exist_ok=True)
-            move(os.getpid(), f"{mounts[hierarchy]}/{name}")
+        if hierarchy in mounts and group != "/":
+            place = f"{mounts[hierarchy]}/{name}" if hierarchy in LIFETIMES else mounts[hierarchy]
+            os.makedirs(place, exist_ok=True)
+            move(os.getpid(), place)
