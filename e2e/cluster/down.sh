@@ -20,5 +20,6 @@ if [ -z "$OWN_DOCKER" ] || [ -d "$RUN" ] || [ -n "$(ls "$DOCKER_ROOT/containers"
 		"$HERE/docker.sh" down
 	fi
 fi
+if [ -s "$STATE/inotify" ]; then cat "$STATE/inotify" >/proc/sys/fs/inotify/max_user_instances; fi
 unmount_below "$STATE"
-rm -rf --one-file-system "$STATE/made" "$STATE/node" "$STATE/base" "$KUBECONFIG"
+rm -rf --one-file-system "$STATE"/{made,inotify} "$STATE/node" "$STATE/base" "$KUBECONFIG"

@@ -33,8 +33,14 @@ docker network create --subnet "$NETWORK" -o com.docker.network.bridge.name="$CL
 push=$!
 
 step "the nodes"
+# A cluster takes some 60 of root's inotify instances, of which a kernel gives 128.
+instances=/proc/sys/fs/inotify/max_user_instances
+if [ "$(<$instances)" -lt 512 ]; then
+	cat $instances >"$STATE/inotify"
+	echo 512 >$instances
+fi
 sed "s|@HERE@|$HERE|" "$HERE/kind.yaml" |
-	kind create cluster --quiet --name "$CLUSTER" ${image:+--image "$image"} --config - 2>"$STATE/kind.log" 8>&- ||
+	kind create cluster --name "$CLUSTER" ${image:+--image "$image"} --config - 2>"$STATE/kind.log" 8>&- ||
 	{ cat "$STATE/kind.log" >&2; die "kind does not make the cluster"; }
 
 step "the network"
