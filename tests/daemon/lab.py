@@ -456,8 +456,8 @@ class Lab:
 
     def left(self, op: str) -> list[str]:
         """Of an operation in the daemon's state: files that nobody would ever remove."""
-        kept = (".stored", ".reservation")
-        return [str(path) for path in self.daemon.state.rglob("*") if op in path.name and path.suffix not in kept]
+        files = self.daemon.state.rglob("*")
+        return [str(path) for path in files if op in path.name and path.suffix != ".reservation"]
 
     def delete_checkpoint(self) -> None:
         self.client.delete(Checkpoints, self.home.name, namespace=NAMESPACE)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stasis.agent import stored
 from stasis.agent.checkpoint import CheckpointRank
 from stasis.agent.journal import StateDir
 from stasis.agent.node import Node
@@ -23,7 +24,6 @@ from stasis.errors import Corrupt, Denied, Refused, StasisError, UsageError
 from stasis.store.media import Descriptor
 
 WAKE = (Step.UNLOCK_NETWORK, Step.THAW)  # they do not wait for a store that hangs
-STORED = "stored"  # kind of the entries that name a rank's manifest
 FINAL = (Refused, Corrupt, Denied, UsageError)  # another attempt of a restore would meet the same
 FIRST = {plan[0].step for plan in PLANS.values()}
 
@@ -130,11 +130,9 @@ class RankExecutor:
         return self._worker
 
     def _announce(self, manifest: Descriptor) -> None:
-        """The rank's manifest is to be removed should its checkpoint be aborted."""
         assert self._worker is not None
         job = self._worker.job
-        entry = {"op": job.uid, "repository": job.repository, "digest": manifest.digest}
-        self._state.write(STORED, f"{job.uid}.{job.rank}", entry)
+        stored.announce(self._state, job.uid, job.rank, job.repository, manifest.digest)
 
     def _watch(self, worker: CheckpointRank, reply: Reply) -> None:
         """Tell when the tree ends by itself."""

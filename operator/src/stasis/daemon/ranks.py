@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from stasis.agent import stored
 from stasis.agent.agent import Agent, trim
 from stasis.agent.executor import RankExecutor
 from stasis.agent.node import Job
@@ -21,7 +22,7 @@ from stasis.core.member import Member
 from stasis.core.membership import State
 from stasis.core.messages import Message, Order, Report, Standing, coordinator_address
 from stasis.core.plan import PLANS, Kind
-from stasis.core.records import Failure, Verdict, release_key
+from stasis.core.records import Failure, Verdict, decision_key, release_key
 from stasis.core.steps import Step
 from stasis.daemon.metrics import Metrics
 from stasis.daemon.pods import Pods, exit_status
@@ -149,12 +150,30 @@ class Ranks:
             self._stop(rank)
         self._agent.forget(op)
         self._agent.state.remove(HOME, op)
-        self._agent.records.forget(op)
+        self._pool.submit(self._tidy, op)
         if ours:
             trim()
 
+    def _tidy(self, op: str) -> None:
+        """Of an operation that is over: what it stored in vain goes, then what was recorded of it."""
+        try:
+            stored.settle(self._agent.state, lambda one: self._kept(one) if one == op else None)
+            if op not in stored.operations(self._agent.state):
+                self._agent.records.forget(op)
+        except StasisError as error:
+            log.warning("what %s has left stays: %s", op, error)
+
+    def _kept(self, op: str) -> bool:
+        """Where nothing is known the controller's own retention decides."""
+        decision = self._agent.records.read(decision_key(op))
+        return decision is None or decision.verdict is not Verdict.ABORT
+
     def sweep(self) -> None:
-        """Forget the operations whose end nobody told us of."""
+        """Forget the operations whose end nobody told us of, and tidy up what could not be at their end."""
+        with self._lock:
+            under_way = {rank.op for rank in self._ranks.values()}
+        for op in stored.operations(self._agent.state) - under_way:
+            self._tidy(op)
         with self._lock:
             idle = {(rank.op, rank.home) for rank in self._ranks.values()}
             idle -= {(rank.op, rank.home) for rank in self._ranks.values() if rank.member.state is not State.IDLE}

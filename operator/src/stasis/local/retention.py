@@ -8,19 +8,15 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from stasis.agent.executor import STORED
+from stasis.agent import stored
 from stasis.core.records import Verdict, decision_key
 from stasis.errors import Corrupt, NotFound, StoreError
 from stasis.local.operation import LocalAgent
-from stasis.store.checkpoint import Listed, forget, list_checkpoints, remove
-from stasis.store.connect import open_repository
-from stasis.store.http import HttpOptions
-from stasis.store.media import MANIFEST, RANK_ARTIFACT, UID, Descriptor
+from stasis.store.checkpoint import Listed, list_checkpoints, remove
+from stasis.store.media import UID
 from stasis.store.repository import Repository
 
 log = logging.getLogger(__name__)
-
-SOON = HttpOptions(connect_timeout=5, read_timeout=30, patience=5)  # a registry that is down is asked again later
 
 
 def tagged(repository: Repository, tag: str) -> Listed | None:
@@ -49,17 +45,9 @@ def remove_replaced(agent: LocalAgent, repository: Repository, before: Listed) -
 def forget_aborted(agent: LocalAgent) -> None:
     """Remove the rank manifests that were stored for checkpoints which were then aborted, also by an agent before."""
     under_way = {spec.op for spec in agent.unfinished()}
-    for name in agent.state.names(STORED):
-        entry = agent.state.read(STORED, name)
-        if entry is None or entry["op"] in under_way:
-            continue
-        decision = agent.records.read(decision_key(entry["op"]))
-        if decision is None or decision.verdict is not Verdict.COMMIT:
-            try:
-                with open_repository(entry["repository"], http=SOON) as repository:
-                    forget(repository, [Descriptor(MANIFEST, entry["digest"], 0, RANK_ARTIFACT)])
-            except StoreError as trouble:
-                log.warning("the manifest %s of an aborted checkpoint stays: %s", entry["digest"], trouble)
-                if trouble.retryable:
-                    continue
-        agent.state.remove(STORED, name)
+
+    def committed(op: str) -> bool | None:
+        decision = agent.records.read(decision_key(op))
+        return None if op in under_way else decision is not None and decision.verdict is Verdict.COMMIT
+
+    stored.settle(agent.state, committed)
