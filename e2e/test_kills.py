@@ -17,7 +17,8 @@ GUARDIAN, INIT = "stasis-guardian", "stasis-init"
 
 
 def everywhere(cluster: Cluster, pattern: str) -> None:
-    assert any([cluster.signal(node, pattern) for node in ("stasis-e2e-control-plane", *WORKERS)])
+    found = [cluster.signal(node, pattern) for node in ("stasis-e2e-control-plane", *WORKERS)]
+    assert any(found)
 
 
 def on_one(cluster: Cluster, pattern: str) -> None:
