@@ -30,6 +30,15 @@ class Places:
     oras: Path
 
 
+def warm(folder: Path) -> None:
+    """Have all files in the page cache, as those are that CRIU has just written there."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 20):
+                    pass
+
+
 class Dense:
     """One round is each of the wanted experiments once; what they measure goes into `samples`."""
 
@@ -107,13 +116,13 @@ class Dense:
 
     def _local(self) -> None:
         layout = self._places.folder / "layout"
-        self._suspend("local", f"{layout}:bench")
+        self._suspend("local", f"{layout}:bench", lambda: warm(layout))
         shutil.rmtree(layout)
 
     def _registry(self) -> None:
         self._suspend("registry", f"{self._places.registry.host}/stasis/dense{self._run}:bench")
 
-    def _suspend(self, name: str, where: str) -> None:
+    def _suspend(self, name: str, where: str, before_resume: Callable[[], None] = lambda: None) -> None:
         subject, samples = self._subject, self._samples
         with Product(subject.gang, where) as product:
             report = product.suspend()
@@ -122,6 +131,7 @@ class Dense:
             samples.add(f"{name}.stored", stored(report))
             self._stages(f"stasis suspend, {name}", product, report)
             subject.gang.wait(ENDS)
+            before_resume()
             report = product.resume()
             samples.add(f"{name}.restored", report.seconds[Step.THAW])
             self._stages(f"stasis resume, {name}", product, report)
