@@ -14,7 +14,8 @@ from tests.kube.training import Controllers, Training
 from stasis.api import names
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Corrupt, Finding, Refused
-from stasis.kube.client import Checkpoints, JobSets, TrainJobs, meta
+from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs, meta
+from stasis.store.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("webhook")]
 
@@ -217,3 +218,41 @@ def test_a_job_deleted_in_the_middle_of_its_checkpoint_leaves_nothing(training: 
     assert training.world.states() == []
     training.create()
     training.until(training.runs, "one made anew under the name starts fresh")
+
+
+def test_old_checkpoints_are_deleted_with_their_bytes_and_the_namespaces_bytes_bounded(training: Training) -> None:
+    retention = {"keep": 1, "maxBytes": "1Mi"}
+    training.client.create(policy("default", training.namespace, retention=retention))
+    run(training)
+    cycle(training)
+    cycle(training)
+    cycle(training)
+    training.until(lambda: [meta(c)["name"] for c in training.checkpoints()] == ["gpt-5"], "one is kept")
+    repository = training.checkpoints()[-1]["status"]["repository"]
+    assert [listed.tag for listed in list_checkpoints(repository)] == ["gpt-5"]
+    change = {"spec": {"retention": {"maxBytes": "1"}}}
+    training.patch(Policies, change, "default")
+    training.suspend()
+    training.until(lambda: "allows 1 B" in reason(training, "Failed")[1], "there is no room")
+    training.progress()
+
+
+def test_the_checkpoints_of_a_deleted_job_go_where_the_policy_says_so(training: Training) -> None:
+    training.client.create(policy("default", training.namespace, onDelete="Delete"))
+    run(training)
+    cycle(training)
+    repository = training.checkpoints()[-1]["status"]["repository"]
+    training.client.delete(TrainJobs, training.name, namespace=training.namespace)
+    training.until(lambda: training.checkpoints() == [], "they are deleted")
+    assert list_checkpoints(repository) == []
+
+
+def test_what_goes_on_is_measured(training: Training) -> None:
+    training.world.failing[Step.CAPTURE] = CheckpointFailed("no")
+    run(training)
+    training.suspend()
+    training.until(lambda: training.holds("Failed"), "it failed")
+    text = training.controllers.metrics()
+    assert "stasis_leader 1.0" in text
+    assert f'stasis_deferred_seconds{{namespace="{training.namespace}",trainjob="gpt"}}' in text
+    assert 'stasis_operations_total{kind="release",outcome="aborted"}' in text

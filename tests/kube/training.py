@@ -307,6 +307,7 @@ class Controllers:
         self.api, self.folder = api, folder
         self.port, self.node_port = free_port(), free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._http: dict[int, int] = {}  # PID -> port
         self._networks = itertools.count(1)
         authority = make_authority(utcnow())
         for name in ("controller", "agent"):
@@ -336,7 +337,7 @@ class Controllers:
             "--repository": f"oci:{self.folder}/store",
             "--namespace": "stasis",
             "--agent-port": self.port,
-            "--http-port": free_port(),
+            "--http-port": (http := free_port()),
             "--certificates": self.folder / "controller",
             "--kubeconfig": self.api.kubeconfig,
             "--log-level": "debug",
@@ -351,7 +352,15 @@ class Controllers:
                 env={**os.environ, "PYTHONPATH": str(REPO / "operator/src"), "PYTHONDONTWRITEBYTECODE": "1"},
             )
         self.processes.append(process)
+        self._http[process.pid] = http
         return process
+
+    def metrics(self) -> str:
+        """Of the leader."""
+        leader = self.leader()
+        assert leader is not None
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._http[leader.pid]}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
 
     def alive(self) -> list[subprocess.Popen[bytes]]:
         return [process for process in self.processes if process.poll() is None]

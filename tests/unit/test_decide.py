@@ -5,11 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stasis.core import actions as a
-from stasis.core.decide import RETRY, decide
+from stasis.core.decide import RETRY, decide, stored
 from stasis.core.gate import Gate, Held, Open, Resume, Stamp, Suspend
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Verdict
-from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Use, View
+from stasis.core.retention import Stored, over_quota
+from stasis.core.view import (
+    Checkpoint,
+    Failed,
+    Incarnation,
+    Job,
+    JobSet,
+    Operation,
+    Pod,
+    Policy,
+    Retention,
+    Use,
+    View,
+)
 
 NOW = 1000.0
 JOB = Job("j", suspend=False, generation=4, since=NOW - 5)
@@ -260,7 +273,55 @@ def test_a_job_that_is_gone_or_made_anew_has_its_operations_withdrawn() -> None:
 
 
 def test_a_job_made_anew_under_the_name_starts_fresh() -> None:
-    assert due(replace(RUNNING, job=replace(JOB, uid="k"), checkpoints=(SAVED,))) == []
+    assert due(replace(RUNNING, job=replace(JOB, uid="k"), checkpoints=(SAVED,))) == [a.Orphan("gpt-1")]
+    noted = replace(SAVED, orphaned_at=NOW)
+    assert due(replace(RUNNING, job=replace(JOB, uid="k"), checkpoints=(noted,))) == []
+
+
+def test_the_checkpoints_of_a_job_that_is_gone_are_kept_as_the_policy_says() -> None:
+    orphan = replace(SAVED, orphaned_at=NOW)
+    view = View(NOW, None, None, (), (orphan,), Policy(retention=Retention(ttl_after_delete=60)))
+    assert decide(view).actions == ()
+    assert decide(view).again == 60
+    assert due(replace(view, now=NOW + 60)) == [a.Expire("gpt-1", "its TrainJob is gone")]
+    at_once = replace(view, policy=Policy(retention=Retention(delete_with_job=True)))
+    assert due(at_once) == [a.Expire("gpt-1", "its TrainJob is gone")]
+
+
+def test_old_checkpoints_go_but_never_the_one_that_the_job_is_in_or_came_from() -> None:
+    saved = [
+        replace(SAVED, name=f"gpt-{n}", uid=f"c{n}", serial=n, use=Use.RESTORED, completed_at=NOW - 100 + n)
+        for n in range(1, 6)
+    ]
+    view = replace(RUNNING, checkpoints=tuple(saved), policy=Policy(retention=Retention(keep=2)))
+    assert [action.checkpoint for action in due(view) if isinstance(action, a.Expire)] == ["gpt-1", "gpt-2", "gpt-3"]
+    pods = tuple(replace(pod, incarnation=Incarnation("c2", 2), told=True) for pod in PODS)
+    came = replace(view, pods=pods)
+    assert [action.checkpoint for action in due(came) if isinstance(action, a.Expire)] == ["gpt-1", "gpt-3"]
+    aged = replace(view, policy=Policy(retention=Retention(keep=9, ttl=97.0)))
+    decision = decide(aged)
+    assert [action.checkpoint for action in decision.actions if isinstance(action, a.Expire)] == [
+        "gpt-1",
+        "gpt-2",
+        "gpt-3",
+    ]
+    assert decision.again == 1
+
+
+def test_of_failed_attempts_the_last_one_is_kept() -> None:
+    failed = [Checkpoint(f"gpt-{n}", f"c{n}", "j", Kind.RELEASE, n, failed=Failed(NOW - 500, "no")) for n in (1, 2, 3)]
+    view = replace(RUNNING, checkpoints=tuple(failed))
+    assert [action.checkpoint for action in due(view) if isinstance(action, a.Expire)] == ["gpt-1", "gpt-2"]
+
+
+def test_a_namespace_keeps_within_its_bytes_by_its_oldest_checkpoints() -> None:
+    def one(n: int, *, kept: bool = False) -> Stored:
+        return Stored(f"c{n}", NOW + n, 10, kept)
+
+    assert over_quota([one(3), one(1), one(2)], 30) == ([], True)
+    assert over_quota([one(3), one(1), one(2)], 15) == (["c1", "c2"], True)
+    assert over_quota([one(3, kept=True), one(1, kept=True), one(2)], 15) == (["c2"], False)
+    assert [s.kept for s in stored(SUSPENDED)] == [True]
 
 
 def test_ranks_whose_pods_are_gone_are_given_up() -> None:

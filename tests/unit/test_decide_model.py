@@ -203,6 +203,8 @@ class World:
     def carry_out(self, action: a.Action, view: View, versions: dict[str, int]) -> None:
         """As the reconciler does; refused where the object is no longer the one that was seen."""
         name = getattr(action, "checkpoint", "jobset")
+        if name != "jobset" and name not in self.checkpoints:
+            return
         if not isinstance(action, a.Create | a.Word) and self.versions.get(name, 0) != versions.get(name, 0):
             return
         match action:
@@ -235,6 +237,11 @@ class World:
                 self.write_checkpoint(replace(self.checkpoints[name], failed=Failed(self.now, message)))
             case a.Publish():
                 self.write_checkpoint(replace(self.checkpoints[name], published=True))
+            case a.Expire():
+                self.write_checkpoint(replace(self.checkpoints[name], deleting=True))
+            case a.LetGo():
+                assert self.checkpoints[name].use is not Use.UNUSED or self.checkpoints[name].failed, "it is needed"
+                del self.checkpoints[name]
             case a.Word(pods):
                 for pod in pods:
                     if (container := self.containers.get(pod.uid)) is not None and container.program == "waiting":

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from lightkube import AsyncClient
 from lightkube.types import PatchType
 
@@ -60,6 +61,12 @@ class Certificates:
         if self._own is None:
             raise Unavailable("no certificate yet")
         return self._own
+
+    @property
+    def expiry(self) -> float | None:
+        """When our certificate ends, in seconds since 1970; None where we have none."""
+        leaf = self._own_data.get("tls.crt")
+        return x509.load_pem_x509_certificate(leaf).not_valid_after_utc.timestamp() if leaf else None
 
     async def ensure(self) -> None:
         """Raises Unavailable or Denied; Conflict where another leader was at it."""

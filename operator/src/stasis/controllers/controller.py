@@ -75,6 +75,7 @@ class Controller:
             Teller(self.client, identity),
             reconcile.Settings(settings.repository),
             self._again,
+            self.metrics,
         )
         self.pods = PodWatch(self.client, names.POLICY_LABEL, self.seen.pod)
         self.leads = False
@@ -96,7 +97,7 @@ class Controller:
                     stop_flag=self._stop,
                 )
             )
-            parts = (self.pods.run(), self._lead(), self._gauge())
+            parts = (self.pods.run(), self._lead())
             tasks: list[asyncio.Task[Any]] = [kopf_done, *(asyncio.create_task(part) for part in parts)]
             stopped = asyncio.create_task(self._stop.wait())
             try:
@@ -154,12 +155,6 @@ class Controller:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.queue.add, key)
 
-    async def _gauge(self) -> None:
-        while True:
-            self.metrics.queue.set(len(self.queue))
-            self.metrics.heard.set(time.monotonic() - max(self.seen.heard_at, self.pods.heard_at))
-            await asyncio.sleep(1)
-
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         app = web.Application()
@@ -175,7 +170,22 @@ class Controller:
             await runner.cleanup()
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        metrics, now = self.metrics, time.time()
+        metrics.queue.set(len(self.queue))
+        metrics.heard.set(time.monotonic() - max(self.seen.heard_at, self.pods.heard_at))
+        if (certificate := self._certificates.expiry) is not None:
+            metrics.certificate.set(certificate)
+        metrics.deferred.clear()
+        if self.leads:
+            for key, since in self.seen.deferred():
+                metrics.deferred.labels(*key).set(now - since)
+        metrics.operations.clear()
+        metrics.frozen.clear()
+        for standing in self.operations.standing():
+            metrics.operations.labels(standing.kind, standing.step).inc()
+            if standing.frozen is not None:
+                metrics.frozen.labels(standing.namespace, standing.trainjob).set(standing.frozen)
+        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _answer(good: Callable[[], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -25,10 +25,11 @@ class Teller:
 
     async def tell(self, job: Any | None, reason: str, message: str, *, warning: bool = False) -> None:
         """Of a TrainJob that is there. The same event twice is one: it has a name made of what it says and when."""
-        log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
+        about, at = meta(job) if job is not None else {}, now()
+        context = {"namespace": about.get("namespace"), "job": about.get("name")} if about else {}
+        log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message, extra=context)
         if job is None:
             return
-        about, at = meta(job), now()
         digest = hashlib.sha256(f"{about['uid']}{reason}{message}{at}".encode()).hexdigest()[:16]
         event = Events.from_dict(
             {

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from lightkube import AsyncClient
+from lightkube import ApiError, AsyncClient
 from lightkube.types import PatchType
 
 from stasis.api import names
@@ -17,8 +17,7 @@ from stasis.controllers.observe import checkpoint_of, is_rank, jobset_of, pod_of
 from stasis.controllers.seen import Key, Seen, in_order, pods_of
 from stasis.core.plan import Kind
 from stasis.core.view import View
-from stasis.errors import NotFound
-from stasis.kube.client import Checkpoints, JobSets, Pods, TrainJobs, label, meta, translated
+from stasis.kube.client import Checkpoints, JobSets, Pods, TrainJobs, label, meta, status_code, translated
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,14 @@ async def read(client: AsyncClient, seen: Seen, key: Key) -> Live:
 
 
 async def _get(client: AsyncClient, kind: Any, namespace: str, name: str) -> Any | None:
+    """None only where the server says that this object is not there, and not where it does not know the kind."""
     try:
-        with translated(f"{kind.__name__} {namespace}/{name}"):
-            return await client.get(kind, name, namespace=namespace)
-    except NotFound:
-        return None
+        return await client.get(kind, name, namespace=namespace)
+    except ApiError as error:
+        details = error.status.details
+        if status_code(error) == 404 and details is not None and details.name == name:
+            return None
+        raise
 
 
 async def _checkpoints(client: AsyncClient, seen: Seen, key: Key) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from stasis.api import names
-from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec, OnFailure, OnRestoreFailure
+from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec, OnDelete, OnFailure, OnRestoreFailure
 from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
 from stasis.core import gate
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Verdict
-from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Use
+from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Retention, Use
 from stasis.errors import UsageError
 from stasis.kube.client import annotation, label, meta
 
@@ -24,6 +24,7 @@ REFUSED = "Refused"  # reason of Failed: the program itself stands against it
 STARTED_FRESH = "StartedFresh"  # reasons of Restored=False; any other than these three means that it cannot be restored
 WITHDRAWN = "Withdrawn"
 RANK_LOST = "RankLost"
+ORPHANED = "TrainJobDeleted"  # reason of Expired=False: kept for a while
 
 
 def condition(obj: Any, kind: str) -> dict[str, Any]:
@@ -131,6 +132,7 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
     operations = [_operation(entry, pods[entry["op"]]) for entry in status.get("operations") or ()]
     failed = condition(obj, ConditionType.FAILED)
     use, seen = _use(condition(obj, ConditionType.RESTORED))
+    expired = condition(obj, ConditionType.EXPIRED)
     return Checkpoint(
         name=about["name"],
         uid=about["uid"],
@@ -146,6 +148,9 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
         use=use,
         seen=seen,
         deleting="deletionTimestamp" in about,
+        completed_at=seconds(status.get("completionTime")),
+        orphaned_at=seconds(expired["lastTransitionTime"]) if expired.get("reason") == ORPHANED else 0.0,
+        size=int(status.get("storedBytes") or 0),
     )
 
 
@@ -188,4 +193,10 @@ def policy_of(spec: CheckpointPolicySpec) -> Policy:
         timeout=float(spec.timeout_seconds),
         suspend_anyway=spec.on_failure is OnFailure.SUSPEND,
         start_fresh=spec.on_restore_failure is OnRestoreFailure.START_FRESH,
+        retention=Retention(
+            keep=spec.retention.keep,
+            ttl=spec.retention.ttl_seconds,
+            delete_with_job=spec.on_delete is OnDelete.DELETE,
+            ttl_after_delete=float(spec.ttl_seconds_after_delete),
+        ),
     )

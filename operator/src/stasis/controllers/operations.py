@@ -35,13 +35,26 @@ class _Led:
     description: Description
     address: str
     runner: Runner
+    trainjob: str
     told: Callable[[], None]  # something changed that only this process knows
     results: Results = field(default_factory=dict)  # what each rank returned, by step
     withdrawn: bool = False
     lost: set[int] = field(default_factory=set)
-    stage: str = ""
+    stage: Step | None = None
+    frozen_at: float | None = None  # of our clock: since when ranks stand still
     stored: dict[int, int] = field(default_factory=dict)  # rank -> bytes so far
     outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Of an operation that is led here. `frozen`: for how many seconds its ranks have stood still, None if they run."""
+
+    namespace: str
+    trainjob: str
+    kind: str
+    step: str
+    frozen: float | None
 
 
 class _Transport:
@@ -69,6 +82,7 @@ class Operations:
     def drive(
         self,
         home: Home,
+        trainjob: str,
         description: Description,
         *,
         withdraw: bool,
@@ -83,7 +97,7 @@ class Operations:
             self._drop(op)
             led = None
         if led is None:
-            led = self._led[op] = self._lead(home, description, told)
+            led = self._led[op] = self._lead(home, trainjob, description, told)
             led.runner.start()
         if withdraw and not led.withdrawn:
             led.withdrawn = True
@@ -92,7 +106,7 @@ class Operations:
             led.lost.add(rank)
             led.runner.driver.post(m.Lost(rank))
 
-    def _lead(self, home: Home, description: Description, told: Callable[[], None]) -> _Led:
+    def _lead(self, home: Home, trainjob: str, description: Description, told: Callable[[], None]) -> _Led:
         spec, clock = description.spec, BootClock()
         coordinator = Coordinator(spec, self._epoch(), agreement(spec))
         runner = Runner(
@@ -106,8 +120,9 @@ class Operations:
             ),
             clock,
         )
-        led = _Led(home, description, coordinator.address, runner, told)
-        log.info("leads operation %s (%s) of ranks %s", coordinator.address, spec.kind, list(spec.ranks))
+        led = _Led(home, description, coordinator.address, runner, trainjob, told)
+        context = {"namespace": home.namespace, "job": trainjob, "checkpoint": home.name, "operation": spec.op}
+        log.info("leads operation %s (%s) of ranks %s", spec.op, spec.kind, list(spec.ranks), extra=context)
         return led
 
     def hear(self, frame: Answer | Progress) -> None:
@@ -118,6 +133,19 @@ class Operations:
                 led.runner.driver.post(frame.message)
         elif led := self._led.get(frame.op):
             led.stored[frame.rank] = frame.bytes
+
+    def standing(self) -> list[Standing]:
+        now = BootClock().now()
+        return [
+            Standing(
+                led.home.namespace,
+                led.trainjob,
+                str(led.description.spec.kind),
+                str(led.stage or ""),
+                None if led.frozen_at is None else now - led.frozen_at,
+            )
+            for led in self._led.values()
+        ]
 
     def results(self, op: str) -> Results:
         """What its ranks returned, as far as this process has led it."""
@@ -145,11 +173,15 @@ def _note(led: _Led, notice: m.Notice) -> None:
     """In the coordinator's thread."""
     match notice:
         case m.StageBegun():
-            led.stage = str(notice.stage.step)
+            led.stage = notice.stage.step
+            if led.stage is Step.FREEZE:
+                led.frozen_at = BootClock().now()
         case m.StageDone():
+            if notice.stage.step is Step.THAW:
+                led.frozen_at = None
             led.results[notice.stage.step] = notice.results
         case m.Ended():
-            led.outcome = notice.outcome
+            led.outcome, led.frozen_at = notice.outcome, None
             led.told()
         case m.Recorded():
             led.told()

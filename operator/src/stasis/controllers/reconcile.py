@@ -4,6 +4,7 @@ and then comes again with another view: two controllers at once do no harm."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from stasis.controllers.agents import Agents
 from stasis.controllers.description import container_id, describe
 from stasis.controllers.events import Teller
 from stasis.controllers.live import Live
-from stasis.controllers.observe import condition, holds, pod_rank
+from stasis.controllers.metrics import Metrics
+from stasis.controllers.observe import condition, holds, pod_rank, seconds
 from stasis.controllers.operations import Operations
 from stasis.controllers.seen import Key, Seen
 from stasis.core import actions as a
@@ -33,6 +35,7 @@ from stasis.core.decide import decide
 from stasis.core.frames import Home
 from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
+from stasis.core.retention import over_quota
 from stasis.errors import NotFound, StasisError, StoreError
 from stasis.kube.client import Checkpoints, JobSets, annotation, meta, translated, unless_changed
 
@@ -58,6 +61,7 @@ class Reconciler:
         teller: Teller,
         settings: Settings,
         again: Callable[[Key], None],
+        metrics: Metrics,
     ) -> None:
         self._client = client
         self._seen = seen
@@ -66,6 +70,7 @@ class Reconciler:
         self._teller = teller
         self._settings = settings
         self._again = again
+        self._metrics = metrics
         self._handlers: Mapping[type, Callable[[Live, Any], Awaitable[None]]] = {
             a.Drive: self._drive,
             a.Conclude: self._conclude,
@@ -79,6 +84,8 @@ class Reconciler:
             a.Publish: self._publish,
             a.StartFresh: self._start_fresh,
             a.Word: self._word,
+            a.Orphan: self._orphan,
+            a.Expire: self._expire,
             a.LetGo: self._let_go,
         }
 
@@ -105,6 +112,7 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         self._operations.drive(
             _home(checkpoint),
+            seen.key[1],
             seen.description(action.checkpoint, action.op),
             withdraw=action.withdraw,
             lost=action.lost,
@@ -138,6 +146,9 @@ class Reconciler:
         pods = [seen.pods[pod.uid] for pod in action.pods]
         if refusals := [cause for pod in pods if (cause := _unprepared(pod))]:
             await self._fail_with(seen, checkpoint, "; ".join(refusals), refused=True)
+            return
+        if no_room := await self._make_room(seen):
+            await self._fail_with(seen, checkpoint, no_room)
             return
         repository = self._repository(seen, checkpoint)
         description = describe(
@@ -190,7 +201,10 @@ class Reconciler:
         change = status.concluded(checkpoint, action.op, self._operations.results(action.op), generation)
         await self._patch(checkpoint, change)
         self._operations.forget(description)
-        outcome = next(Outcome(o["outcome"]) for o in change["operations"] if o["op"] == action.op)
+        entry = next(o for o in change["operations"] if o["op"] == action.op)
+        outcome = Outcome(entry["outcome"])
+        self._metrics.ended.labels(entry["kind"], outcome).inc()
+        self._metrics.seconds.labels(entry["kind"]).observe(seconds(entry["endTime"]) - seconds(entry["startTime"]))
         message, bad = _told(outcome, action.checkpoint, str(change.get("message", "")))
         await self._teller.tell(seen.job, str(outcome).capitalize(), message, warning=bad)
 
@@ -245,7 +259,7 @@ class Reconciler:
         with translated(f"jobset {namespace}/{jobset}"):
             changed = await self._client.patch(JobSets, jobset, change, namespace=namespace, patch_type=PatchType.MERGE)
         self._seen.jobset(changed, False)
-        log.info("%s/%s: %s %r", namespace, jobset, name, text)
+        log.info("%s: %r", name, text, extra={"namespace": namespace, "job": jobset})
 
     # ------------------------------------------------------------ checkpoints
 
@@ -305,6 +319,33 @@ class Reconciler:
             text = f"pod {pod.name} was not there when its gang was restored: it runs its command"
             await self._teller.tell(seen.job, "PlaceholderReleased", text)
 
+    async def _orphan(self, seen: Live, action: a.Orphan) -> None:
+        checkpoint = seen.checkpoint(action.checkpoint)
+        await self._patch(checkpoint, status.orphaned(checkpoint))
+
+    async def _expire(self, seen: Live, action: a.Expire) -> None:
+        """Said in the status first: that is refused where somebody has come to need it meanwhile."""
+        checkpoint = seen.checkpoint(action.checkpoint)
+        await self._patch(checkpoint, status.expired(checkpoint, action.message))
+        await self._delete(action.checkpoint, meta(checkpoint)["namespace"], action.message)
+
+    async def _delete(self, name: str, namespace: str, why: str) -> None:
+        with contextlib.suppress(NotFound), translated(f"checkpoint {namespace}/{name}"):
+            await self._client.delete(Checkpoints, name, namespace=namespace)
+        log.info("checkpoint %s/%s is deleted: %s", namespace, name, why)
+
+    async def _make_room(self, seen: Live) -> str:
+        """Within what the policy allows the namespace; why there is none, else empty."""
+        limit = seen.policy.retention.max_bytes_int
+        if limit is None:
+            return ""
+        there = self._seen.stored(seen.key[0])
+        gone, fits = over_quota(there, limit)
+        for name in gone:
+            await self._delete(name, seen.key[0], f"the namespace's checkpoints take more than {_size(limit)}")
+        taken = sum(one.size for one in there if one.name not in gone)
+        return "" if fits else f"the namespace's checkpoints take {_size(taken)}, its policy allows {_size(limit)}"
+
     async def _let_go(self, seen: Live, action: a.LetGo) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         found = checkpoint.get("status") or {}
@@ -312,6 +353,7 @@ class Reconciler:
             try:
                 await asyncio.to_thread(stored.remove, found["repository"], found.get("index", ""), manifests)
             except StoreError as error:
+                self._metrics.collection_failures.inc()
                 if error.retryable:
                     raise
                 text = f"{action.checkpoint} is deleted, its bytes stay in {found['repository']}: {error}"

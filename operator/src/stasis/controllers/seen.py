@@ -10,6 +10,8 @@ from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
 from stasis.controllers.description import Description
 from stasis.controllers.observe import checkpoint_of, holds, is_rank, job_of, jobset_of, pod_of, policy_of
+from stasis.core.decide import stored
+from stasis.core.retention import Stored
 from stasis.core.view import Checkpoint, Job, JobSet, Pod, View
 from stasis.kube.client import label, meta
 
@@ -124,6 +126,22 @@ class Seen:
 
     def keys(self) -> set[Key]:
         return {*self._jobsets, *self._checkpoints}
+
+    def stored(self, namespace: str) -> list[Stored]:
+        """All checkpoints of a namespace."""
+        keys = [key for key in self._checkpoints if key[0] == namespace]
+        return [one for key in keys for one in stored(self.view(key))]
+
+    def deferred(self) -> list[tuple[Key, float]]:
+        """Jobs whose suspend is held back, and since when in seconds of the wall clock."""
+        return [
+            (key, job.since)
+            for key, job in self._jobs.items()
+            if job.suspend
+            and not job.finished
+            and (jobset := self._jobsets.get(key)) is not None
+            and not jobset.suspend
+        ]
 
     def view(self, key: Key) -> View:
         policy = self.policy_of(key[0], self._policy_names.get(key, names.DEFAULT_POLICY))

@@ -9,6 +9,7 @@ from typing import Any
 from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
 from stasis.controllers.description import Description
 from stasis.controllers.observe import (
+    ORPHANED,
     RANK_LOST,
     REFUSED,
     STARTED_FRESH,
@@ -175,6 +176,15 @@ def failed(obj: Any, message: str, *, refused: bool = False) -> Status:
         "message": message[:MAX_MESSAGE],
         "completionTime": now(),
     }
+
+
+def orphaned(obj: Any) -> Status:
+    message = "its TrainJob was deleted; it is kept for a while"
+    return {"conditions": with_condition(obj, ConditionType.EXPIRED, False, ORPHANED, message), "message": message}
+
+
+def expired(obj: Any, message: str) -> Status:
+    return {"conditions": with_condition(obj, ConditionType.EXPIRED, True, "Expired", message), "message": message}
 
 
 def not_restorable(obj: Any, reason: str, message: str, generation: int) -> Status:

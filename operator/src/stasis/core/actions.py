@@ -108,6 +108,21 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphan:
+    """Note at the checkpoint that its job is gone, and since when."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """The checkpoint is no longer kept: delete it."""
+
+    checkpoint: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class LetGo:
     """The checkpoint is being deleted, and nothing needs it: remove what is stored, then the finalizer."""
 
@@ -116,5 +131,5 @@ class LetGo:
 
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
-    | Word | LetGo
+    | Word | Orphan | Expire | LetGo
 )  # fmt: skip

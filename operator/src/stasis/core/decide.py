@@ -16,10 +16,12 @@ from stasis.core.actions import (
     Conclude,
     Create,
     Drive,
+    Expire,
     Fail,
     LetGo,
     Mark,
     OpenResume,
+    Orphan,
     Publish,
     SetGate,
     StartFresh,
@@ -28,6 +30,7 @@ from stasis.core.actions import (
 from stasis.core.gate import Gate, Held, Open, Resume, Suspend
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Verdict
+from stasis.core.retention import Stored, Verdicts, of_gone_job, of_job
 from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Use, View
 
 RETRY = 10.0  # seconds from a failed checkpoint to the next one
@@ -40,6 +43,10 @@ class Decision:
 
     actions: tuple[Action, ...] = ()
     again: float | None = None
+
+    def and_then(self, other: Decision) -> Decision:
+        times = [again for again in (self.again, other.again) if again is not None]
+        return Decision(self.actions + other.actions, min(times, default=None))
 
     @classmethod
     def to(cls, *actions: Action, again: float | None = None) -> Decision:
@@ -54,13 +61,29 @@ def decide(view: View) -> Decision:
     job = view.job if view.job is not None and not view.job.deleting else None
     own = [c for c in view.checkpoints if job is not None and c.job == job.uid]
     others = [c for c in view.checkpoints if job is None or c.job != job.uid]
-    aside = _aside(view.checkpoints) + _orphaned(others, view.pods)
-    if job is None or any(isinstance(action, Conclude) for action in aside):
+    aside = _aside(view.checkpoints)
+    if any(isinstance(action, Conclude) for action in aside):
         return Decision(aside)
-    if view.jobset is None or view.jobset.deleting:
-        return Decision(aside + _abandoned(own, view.pods))
-    decision = _Gang(view, job, view.jobset, own).decide()
-    return Decision(aside + decision.actions, decision.again)
+    rest = _orphaned(others, view)
+    if job is not None and view.jobset is not None and not view.jobset.deleting:
+        gang = _Gang(view, job, view.jobset, own)
+        rest = rest.and_then(gang.decide()).and_then(gang.retain())
+    else:
+        rest = rest.and_then(Decision(_abandoned(own, view.pods)))
+    return Decision(aside).and_then(rest)
+
+
+def stored(view: View) -> list[Stored]:
+    """What the checkpoints of this name take. The newest of a job is not given up for others."""
+    found = []
+    for uid in {checkpoint.job for checkpoint in view.checkpoints}:
+        own = [checkpoint for checkpoint in view.checkpoints if checkpoint.job == uid]
+        needed = {c.name for c in own if not c.settled}
+        needed |= {c.name for c in own[-1:]}
+        if view.job is not None and view.jobset is not None and view.job.uid == uid:
+            needed |= _Gang(view, view.job, view.jobset, own).needed()
+        found += [Stored(c.name, c.completed_at, c.size, c.name in needed) for c in own]
+    return found
 
 
 def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
@@ -79,10 +102,17 @@ def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _orphaned(checkpoints: Sequence[Checkpoint], pods: Sequence[Pod]) -> tuple[Action, ...]:
-    """Checkpoints whose job is gone: what is under way comes to its end."""
-    gone = tuple(Fail(checkpoint.name, "its TrainJob is gone") for checkpoint in checkpoints if checkpoint.waiting)
-    return _abandoned(checkpoints, pods) + gone
+def _orphaned(checkpoints: Sequence[Checkpoint], view: View) -> Decision:
+    """Checkpoints whose job is gone: what is under way comes to its end, and what is kept is kept for a while."""
+    actions: list[Action] = [*_abandoned(checkpoints, view.pods)]
+    actions += [Fail(c.name, "its TrainJob is gone") for c in checkpoints if c.waiting and not c.deleting]
+    actions += [Orphan(c.name) for c in checkpoints if c.settled and not c.orphaned_at]
+    return Decision(tuple(actions)).and_then(_expired(of_gone_job(checkpoints, view.policy.retention, view.now), view))
+
+
+def _expired(verdicts: Verdicts, view: View) -> Decision:
+    actions = tuple(Expire(name, why) for name, why in verdicts.expired.items())
+    return Decision(actions, None if verdicts.again is None else verdicts.again - view.now)
 
 
 def _abandoned(checkpoints: Sequence[Checkpoint], pods: Sequence[Pod]) -> tuple[Action, ...]:
@@ -121,6 +151,19 @@ class _Gang:
         if self.job.suspend:
             return self._suspended() if self.jobset.suspend else self._suspend()
         return self._resume() if self.jobset.suspend else self._run()
+
+    def retain(self) -> Decision:
+        """What is no longer kept of what was saved."""
+        return _expired(of_job(self.checkpoints, self.needed(), self.view.policy.retention, self.view.now), self.view)
+
+    def needed(self) -> set[str]:
+        """Checkpoints that something depends on."""
+        names = {self.current.name} if self.current else set()
+        if isinstance(self.jobset.gate, Held):
+            names.add(self.jobset.gate.checkpoint)
+        stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
+        origins = {stamp.checkpoint for stamp in stamps if stamp}  # they tell which addresses the processes know
+        return names | {checkpoint.name for checkpoint in self.checkpoints if checkpoint.uid in origins}
 
     def _give_up(self, kinds: Container[Kind], message: str) -> tuple[Action, ...]:
         """Checkpoints that were asked for and not begun."""

@@ -110,6 +110,15 @@ class Checkpoint:
     use: Use = Use.UNUSED
     seen: int = 0
     deleting: bool = False
+    completed_at: float = 0.0  # or failed; seconds of the wall clock
+    orphaned_at: float = 0.0  # when it was seen that its job is gone
+    size: int = 0  # bytes that are stored
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is done for it any more, and it is not on its way out."""
+        ended = all(operation.concluded for operation in self.operations)
+        return ended and not self.waiting and not self.deleting
 
     @property
     def waiting(self) -> bool:
@@ -122,6 +131,16 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """Seconds. `keep`: how many of a job; `ttl`: for how long, None for ever."""
+
+    keep: int = 3
+    ttl: float | None = None
+    delete_with_job: bool = False
+    ttl_after_delete: float = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """`timeout`: how long a suspend is held back, in seconds. What cannot be checkpointed runs on, or is suspended
     without (`suspend_anyway`); what cannot be restored waits, or begins anew (`start_fresh`)."""
@@ -129,6 +148,7 @@ class Policy:
     timeout: float = 900.0
     suspend_anyway: bool = False
     start_fresh: bool = False
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, slots=True)
