@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stasis.errors import Denied
-from stasis.store.credentials import Credentials, find_credentials
+from stasis.store.credentials import Credentials, find_credentials, hand_over, withdraw
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +96,25 @@ def test_a_broken_config_is_named(home: Path) -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert "secret" not in repr(Credentials("user", "secret", "secret"))
+
+
+def test_what_is_handed_over_counts_for_its_repository_alone(home: Path) -> None:
+    docker(home, {"auths": {"reg.io": entry("node", "1")}})
+    helper(home, "evil", f"touch {home}/run")
+    secret = {"auths": {"reg.io": entry("job", "2")}, "credHelpers": {"reg.io": "evil"}, "credsStore": "evil"}
+    hand_over("reg.io", "team/job", json.dumps(secret))
+    try:
+        assert find_credentials("reg.io", "team/job") == Credentials("job", "2")
+        assert find_credentials("reg.io", "team/other") == Credentials("node", "1")
+        hand_over("reg.io", "team/job", json.dumps({"auths": {"elsewhere.io": entry("job", "2")}}))
+        assert find_credentials("reg.io", "team/job") is None  # the node's own are not for this job
+    finally:
+        withdraw("reg.io", "team/job")
+    assert find_credentials("reg.io", "team/job") == Credentials("node", "1")
+    assert not (home / "run").exists()
+
+
+@pytest.mark.parametrize("config", ["", "[]", '{"auths": []}', "{}"])
+def test_what_is_no_docker_config_is_refused(config: str) -> None:
+    with pytest.raises(Denied, match=r"reg\.io/job"):
+        hand_over("reg.io", "job", config)

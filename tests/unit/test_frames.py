@@ -17,6 +17,7 @@ ORDER = Order("op", 3, Kind.RELEASE, 1, 7, 0, Timing(), {"rank": 1})
 RECORD = Record(Verdict.RELEASE, "op", 7, ranks=(0, 1), manifests={0: "sha256:0"})
 FRAMES = [
     Command("op#1", ORDER, HOME),
+    Command("op#1", ORDER, HOME, '{"auths": {}}'),
     Command("op#1", Decided("op", 3, Kind.RELEASE, 1, 7, Timing(), RECORD), HOME),
     Forget("op"),
     Answer("op@7", Report("op", 1, 1, 7, Standing.ABORTED, failure=Failure("Refused", "no"))),
@@ -27,6 +28,10 @@ FRAMES = [
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
 def test_a_frame_arrives_as_it_was(frame: Frame) -> None:
     assert frame_from_dict(json.loads(json.dumps(frame.to_dict()))) == frame
+
+
+def test_credentials_are_not_told_by_a_frames_text() -> None:
+    assert "secret" not in repr(Command("op#1", ORDER, HOME, "secret"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ far a rank is with storing. A frame may be lost with its connection: the machine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stasis.core.messages import Decided, Message, Order, Report, message_from_dict
@@ -32,14 +32,17 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Controller to agent: `message` is for the member at `to`."""
+    """Controller to agent: `message` is for the member at `to`. `credentials`: of the job's repository, the text of a
+    docker config; the agent never writes them down."""
 
     to: str  # messages.member_address
     message: Order | Decided
     home: Home
+    credentials: str = field(default="", repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"to": self.to, "message": self.message.to_dict(), "checkpoint": self.home.to_dict()}
+        frame = {"to": self.to, "message": self.message.to_dict(), "checkpoint": self.home.to_dict()}
+        return frame | {"credentials": self.credentials} if self.credentials else frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ def frame_from_dict(data: Any) -> Frame:
         message: Message = message_from_dict(data["message"])
         if isinstance(message, Report):
             return Answer(str(data["to"]), message)
-        return Command(str(data["to"]), message, Home.from_dict(data["checkpoint"]))
+        home = Home.from_dict(data["checkpoint"])
+        return Command(str(data["to"]), message, home, str(data.get("credentials", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"this is no frame of the gang protocol: {type(error).__name__} {error}") from None

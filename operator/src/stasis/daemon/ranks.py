@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,8 @@ from stasis.daemon.pods import Pods, exit_status
 from stasis.daemon.records import Mirrored, PooledRecords
 from stasis.daemon.releases import Releases
 from stasis.errors import StasisError, UsageError
+from stasis.store import credentials
+from stasis.store.reference import Reference
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +139,9 @@ class Ranks:
                 rank.job = Job.from_args(message.args)
             except UsageError:
                 pass  # its first step says so
+        if command.credentials and rank.job:
+            repository = Reference.parse(rank.job.repository)
+            credentials.hand_over(repository.host, repository.name, command.credentials)
         assert rank.runner is not None
         rank.runner.driver.post(message)
 
@@ -150,11 +155,11 @@ class Ranks:
             self._stop(rank)
         self._agent.forget(op)
         self._agent.state.remove(HOME, op)
-        self._pool.submit(self._tidy, op)
+        self._pool.submit(self._tidy, op, {rank.job.repository for rank in ours if rank.job})
         if ours:
             trim()
 
-    def _tidy(self, op: str) -> None:
+    def _tidy(self, op: str, repositories: Collection[str] = ()) -> None:
         """Of an operation that is over: what it stored in vain goes, then what was recorded of it."""
         try:
             stored.settle(self._agent.state, lambda one: self._kept(one) if one == op else None)
@@ -162,6 +167,10 @@ class Ranks:
                 self._agent.records.forget(op)
         except StasisError as error:
             log.warning("what %s has left stays: %s", op, error)
+        with self._lock:
+            in_use = {rank.job.repository for rank in self._ranks.values() if rank.job}
+        for repository in map(Reference.parse, set(repositories) - in_use):
+            credentials.withdraw(repository.host, repository.name)
 
     def _kept(self, op: str) -> bool:
         """Where nothing is known the controller's own retention decides."""

@@ -19,6 +19,8 @@ from stasis.errors import Denied
 _HELPER_SECONDS = 30
 _LIMIT = 4 << 20
 
+_handed: dict[tuple[str, str], Mapping[str, Any]] = {}
+
 
 @dataclass(frozen=True)
 class Credentials:
@@ -34,8 +36,27 @@ class Credentials:
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
 
+def hand_over(host: str, name: str, config: str) -> None:
+    """Use for this repository, instead of any other place, what a Secret of type kubernetes.io/dockerconfigjson says,
+    in this process's memory alone. Helpers that it names are not run. Raises Denied where it is none."""
+    try:
+        auths = json.loads(config)["auths"]
+        if not isinstance(auths, dict):
+            raise ValueError("auths is no object")
+    except (ValueError, KeyError, TypeError) as error:
+        raise Denied(f"the credentials for {host}/{name} are no docker config: {error}") from None
+    _handed[host, name] = {"auths": auths}
+
+
+def withdraw(host: str, name: str) -> None:
+    """Forget what was handed over for a repository."""
+    _handed.pop((host, name), None)
+
+
 def find_credentials(host: str, name: str) -> Credentials | None:
     """Those for a registry's host (with port) and repository; None if there are none: then access is anonymous."""
+    if (handed := _handed.get((host, name))) is not None:
+        return _in_config(handed, host, name, Path("the Secret"))
     for path in _places():
         try:
             with path.open("rb") as file:
