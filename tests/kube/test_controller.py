@@ -49,7 +49,7 @@ def cycle(training: Training) -> None:
 
 def reason(training: Training, kind: str) -> tuple[str, str]:
     """Reason and message of a condition of the last checkpoint."""
-    conditions = training.checkpoints()[-1]["status"].get("conditions") or ()
+    conditions = (training.checkpoints()[-1].get("status") or {}).get("conditions") or ()
     return next(((c["reason"], c["message"]) for c in conditions if c["type"] == kind), ("", ""))
 
 
@@ -81,9 +81,7 @@ def test_a_suspend_taken_back_at_once_leaves_the_training_running(training: Trai
         training.suspend()
         training.progress(3)
         training.resume()
-    training.until(
-        lambda: training.runs() and all(c["status"].get("conditions") for c in training.checkpoints()), "all is over"
-    )
+    training.until(lambda: training.runs() and training.settled(), "all is over")
     training.progress()
     assert training.unbroken()
     jobset = training.get(JobSets)
@@ -214,7 +212,7 @@ def test_a_job_deleted_in_the_middle_of_its_checkpoint_leaves_nothing(training: 
     training.world.on_step = delete
     training.suspend()
     training.until(lambda: training.get(JobSets) is None and not training.pods(), "all is gone")
-    training.until(lambda: all(c["status"].get("conditions") for c in training.checkpoints()), "the operation is over")
+    training.until(lambda: training.settled(), "the operation is over")
     assert training.world.states() == []
     training.create()
     training.until(training.runs, "one made anew under the name starts fresh")

@@ -654,14 +654,19 @@ class Training:
         return list(self.client.list(Pod, namespace=self.namespace, labels={names.JOBSET_NAME_LABEL: self.name}))
 
     def checkpoints(self) -> list[Any]:
+        """In the order in which they were made."""
         found = self.client.list(Checkpoints, namespace=self.namespace)
-        return sorted(found, key=lambda c: int((c.get("status") or {}).get("serial") or 0))
+        return sorted(found, key=lambda c: (meta(c)["creationTimestamp"], len(meta(c)["name"]), meta(c)["name"]))
 
     def holds(self, kind: str, name: str = "") -> bool:
         """Of the last checkpoint."""
         found = [c for c in self.checkpoints() if not name or meta(c)["name"] == name]
         conditions = (found[-1].get("status") or {}).get("conditions") or () if found else ()
         return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+    def settled(self) -> bool:
+        """All checkpoints have come to something."""
+        return all((c.get("status") or {}).get("conditions") for c in self.checkpoints())
 
     def suspended(self) -> bool:
         jobset = self.get(JobSets)

@@ -127,18 +127,19 @@ def pod_of(obj: Any, told: bool = False) -> Pod:
 
 
 def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint:
-    """`pods`: by operation, as its description has them."""
+    """`pods`: by operation, as its description has them. A suspend's serial is in its name from the first."""
     about, spec, status = meta(obj), obj["spec"], obj.get("status") or {}
     operations = [_operation(entry, pods[entry["op"]]) for entry in status.get("operations") or ()]
     failed = condition(obj, ConditionType.FAILED)
+    kind = Kind.RELEASE if spec.get("kind") == CheckpointKind.SUSPEND else Kind.CONTINUE
     use, seen = _use(condition(obj, ConditionType.RESTORED))
     expired = condition(obj, ConditionType.EXPIRED)
     return Checkpoint(
         name=about["name"],
         uid=about["uid"],
         job=spec["trainJob"]["uid"],
-        kind=Kind.RELEASE if spec.get("kind") == CheckpointKind.SUSPEND else Kind.CONTINUE,
-        serial=int(status.get("serial") or 0),
+        kind=kind,
+        serial=int(status.get("serial") or (_number(about["name"].rpartition("-")[2]) if kind is Kind.RELEASE else 0)),
         operation=next((o for o in operations if o.kind is not Kind.RESTORE), None),
         restore=next((o for o in reversed(operations) if o.kind is Kind.RESTORE), None),
         failed=Failed(seconds(failed["lastTransitionTime"]), failed.get("message", ""), failed["reason"] == REFUSED)

@@ -69,7 +69,7 @@ def over_quota(stored: Iterable[Stored], limit: int) -> tuple[list[str], bool]:
     for one in left:
         if total <= limit:
             break
-        if not one.kept:
+        if one.size and not one.kept:
             total -= one.size
             gone.append(one.name)
     return gone, total <= limit
