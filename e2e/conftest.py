@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from e2e.installation import ROOT, install
 from e2e.lab import Cluster
-
-ROOT = Path(__file__).parents[1]
-NAMESPACE = "stasis-system"
 
 
 @pytest.fixture(scope="session")
@@ -26,24 +24,8 @@ def bare_cluster() -> Cluster:
 @pytest.fixture(scope="session")
 def cluster(bare_cluster: Cluster) -> Cluster:
     """With Stasis, made of this very tree."""
-    made = subprocess.run([ROOT / "e2e/cluster/images.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    values = ["initBuild=" + _init_build()]
-    for name, image in zip(("operator", "agent", "init", "registry"), made.split(), strict=True):
-        repository, _, tag = image.rpartition(":")
-        values += [f"images.{name}.repository={repository}", f"images.{name}.tag={tag}"]
-    chart = str(ROOT / "charts/stasis")
-    bare_cluster.run("helm", "dependency", "build", chart)
-    options = [option for value in values for option in ("--set-string", value)]
-    bare_cluster.run(
-        "helm", "upgrade", "--install", "stasis", chart, "-n", NAMESPACE, "--create-namespace", *options,
-        "--wait", "--timeout", "4m",
-    )  # fmt: skip
+    install(bare_cluster)
     return bare_cluster
-
-
-def _init_build() -> str:
-    init = subprocess.run([ROOT / "tools/init.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    return subprocess.run([init, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")

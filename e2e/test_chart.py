@@ -1,0 +1,47 @@
+"""What the chart's hooks promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from e2e.installation import NAMESPACE, install
+from e2e.lab import Cluster, training
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def uninstalled(cluster: Cluster) -> Iterator[None]:
+    """The others find Stasis there again."""
+    yield
+    install(cluster)
+
+
+def test_helm_test_finds_that_all_works(cluster: Cluster) -> None:
+    assert "Succeeded" in cluster.run("helm", "test", "stasis", "-n", NAMESPACE, "--logs")
+
+
+def test_an_uninstall_is_refused_while_a_suspended_job_depends_on_it(cluster: Cluster, namespace: str) -> None:
+    with training(cluster, "held", namespace, steps=1000) as job:
+        job.wait_for_step(1)
+        job.suspend()
+        cluster.run("helm", "uninstall", "stasis", "-n", NAMESPACE, check=False)
+        assert "deployed" in cluster.run("helm", "list", "-n", NAMESPACE, "--all") or cluster.items(
+            "-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/component=controller"
+        )
+        logs = cluster.kubectl("-n", NAMESPACE, "logs", "job/stasis-uninstall-guard")
+        assert f"{namespace}/held" in logs
+        install(cluster)
+        job.resume()
+
+
+def test_an_uninstall_leaves_jobs_running_and_no_webhook(cluster: Cluster, namespace: str, uninstalled: None) -> None:
+    with training(cluster, "left", namespace, steps=1000) as job:
+        job.wait_for_step(1)
+        cluster.run("helm", "uninstall", "stasis", "-n", NAMESPACE, "--wait", "--timeout", "2m")
+        assert cluster.items("mutatingwebhookconfigurations", "-l", "app.kubernetes.io/name=stasis") == []
+        job.wait_for_step(job.last_step(0) + 3)
+        assert cluster.items("crd", "-l", "app.kubernetes.io/part-of=stasis") != [] or cluster.kubectl(
+            "get", "crd", "trainjobcheckpoints.stasis.dev"
+        )
