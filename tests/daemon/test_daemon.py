@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from tests.daemon.lab import Lab, until
+from tests.daemon.lab import Lab
+from tests.daemon.process import until
 
 from stasis.core import machine as m
 from stasis.core.plan import Kind, Outcome

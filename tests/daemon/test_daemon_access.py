@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.daemon.lab import Authority, Lab, until
+from tests.daemon.lab import Lab
+from tests.daemon.process import Authority, until
 from tests.support.apiserver import ApiServer
 
 pytestmark = [pytest.mark.root]

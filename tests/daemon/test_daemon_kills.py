@@ -9,7 +9,9 @@ import urllib.error
 from collections.abc import Callable
 
 import pytest
-from tests.daemon.lab import GONE, Lab, Operation, until
+from tests.daemon.controller import Operation
+from tests.daemon.lab import Lab
+from tests.daemon.process import GONE, until
 
 from stasis.core import machine as m
 from stasis.core.plan import Outcome, Timing

@@ -137,14 +137,11 @@ class RankExecutor:
     def _watch(self, worker: CheckpointRank, reply: Reply) -> None:
         """Tell when the tree ends by itself."""
         _, root, _ = worker.tree
-        try:
-            pidfd = os.pidfd_open(root.pid)
-        except ProcessLookupError:
-            reply(m.TreeExited(-1))
-            return
 
         def wait() -> None:
-            with contextlib.closing(os.fdopen(pidfd, "rb", buffering=0)):
+            with contextlib.ExitStack() as opened, contextlib.suppress(ProcessLookupError):  # it is gone already
+                pidfd = os.pidfd_open(root.pid)
+                opened.callback(os.close, pidfd)
                 poll = select.poll()
                 poll.register(pidfd, select.POLLIN)
                 poll.register(self._over, select.POLLIN)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from stasis.agent import stored
 from stasis.agent.agent import Agent, trim
-from stasis.agent.executor import RankExecutor
 from stasis.agent.node import Job
-from stasis.agent.runner import BootClock, RecordsStore, Runner
+from stasis.agent.runner import BootClock, RecordsStore
 from stasis.core import machine as m
-from stasis.core.driver import Reply
 from stasis.core.frames import Answer, Command, Frame, Home, Progress
-from stasis.core.member import Member
 from stasis.core.membership import State
 from stasis.core.messages import Message, Order, Report, Standing, coordinator_address
-from stasis.core.plan import PLANS, Kind
+from stasis.core.plan import Kind
 from stasis.core.records import Failure, Verdict, decision_key, release_key
 from stasis.core.steps import Step
 from stasis.daemon.metrics import Metrics
 from stasis.daemon.pods import Pods, exit_status
+from stasis.daemon.rank import Rank, Steps
 from stasis.daemon.records import Mirrored, PooledRecords
 from stasis.daemon.releases import Releases
 from stasis.errors import StasisError, UsageError
@@ -36,41 +33,6 @@ log = logging.getLogger(__name__)
 
 HOME = "home"  # kind of the entries that name an operation's TrainJobCheckpoint
 PROGRESS_SECONDS = 0.5  # between two words of how far a rank is
-
-
-@dataclass
-class Rank:
-    """One rank in one operation. `job` is what its first step was told, None before that."""
-
-    op: str
-    rank: int
-    home: Home
-    job: Job | None = None
-    runner: Runner | None = None
-    leaving: threading.Event = field(default_factory=threading.Event)
-    told: float = 0.0  # when its progress was told, seconds of time.monotonic
-    stored: int = 0  # bytes
-
-    @property
-    def key(self) -> str:
-        return f"{self.op}.{self.rank}"
-
-    @property
-    def member(self) -> Member:
-        assert self.runner is not None
-        assert isinstance(self.runner.driver.machine, Member)
-        return self.runner.driver.machine
-
-    @property
-    def context(self) -> dict[str, Any]:
-        """Of its log lines."""
-        return {
-            "namespace": self.home.namespace,
-            "job": self.home.name.rpartition("-")[0],
-            "checkpoint": self.home.name,
-            "operation": self.op,
-            "rank": self.rank,
-        }
 
 
 class Ranks:
@@ -276,7 +238,7 @@ class Ranks:
             records=PooledRecords(self._store(rank.home), self._pool),
             status=lambda: self._status(rank),
             progress=lambda count: self._progress(rank, count),
-            carry_out=lambda executor: _Steps(self, rank, executor),
+            carry_out=lambda executor: Steps(self.releases, rank, executor),
             observe=lambda machine, event: self._observe(rank, event),
             failed=self._failed,
         )
@@ -318,7 +280,7 @@ class Ranks:
     def _observe(self, rank: Rank, event: m.Event) -> None:
         """What goes on, into log and metrics, before the machine sees it."""
         if isinstance(event, (m.StepDone, m.StepFailed)):
-            step = _step(rank.member)
+            step = rank.step
             context = {**rank.context, "step": step}
             if isinstance(event, m.StepFailed):
                 self._metrics.failures.labels(step, event.failure.reason).inc()
@@ -333,39 +295,3 @@ class Ranks:
             log.info("recorded: %s", event.record.verdict, extra=rank.context)
         elif isinstance(event, m.Booted) and event.journal is not None:
             log.info("taken over from an agent before this one", extra=rank.context)
-
-
-def _step(member: Member) -> str:
-    """The one that it carries out."""
-    if member.state is State.FINISHING and member.todo:
-        return member.todo[0]
-    return PLANS[member.kind][max(member.begun, 0)].step
-
-
-class _Steps:
-    """A rank's steps: the release of one in a pod waits until that ends."""
-
-    def __init__(self, ranks: Ranks, rank: Rank, executor: RankExecutor) -> None:
-        self._ranks = ranks
-        self._rank = rank
-        self._executor = executor
-
-    def start(
-        self, step: Step, op: str, attempt: int, args: Mapping[str, Any], token: int, limit: float, reply: Reply
-    ) -> None:
-        pod = self._rank.job.pod if self._rank.job else None
-        if step is not Step.RELEASE or self._rank.job is None or pod is None:
-            self._executor.start(step, op, attempt, args, token, limit, reply)
-            return
-
-        def answered(event: m.Event) -> None:
-            if isinstance(event, m.StepDone):
-                self._ranks.releases.done(self._rank.key)
-            reply(event)
-
-        self._ranks.releases.hold(
-            self._rank.key,
-            pod,
-            self._rank.job.container_id,
-            lambda: self._executor.start(step, op, attempt, args, token, limit, answered),
-        )
