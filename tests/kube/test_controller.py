@@ -14,7 +14,7 @@ from tests.kube.training import Controllers, Training
 from stasis.api import names
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Corrupt, Finding, Refused
-from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs, meta
+from stasis.kube.client import Checkpoints, JobSets, Policies, Secrets, TrainJobs, meta
 from stasis.store.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("webhook")]
@@ -254,3 +254,24 @@ def test_what_goes_on_is_measured(training: Training) -> None:
     assert "stasis_leader 1.0" in text
     assert f'stasis_deferred_seconds{{namespace="{training.namespace}",trainjob="gpt"}}' in text
     assert 'stasis_operations_total{kind="release",outcome="aborted"}' in text
+
+
+def test_the_registrys_credentials_come_from_the_jobs_namespace_with_the_orders(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[str] = []
+    monkeypatch.setattr("stasis.store.credentials.hand_over", lambda host, name, text: handed.append(text))
+    text = '{"auths":{"registry.test":{"auth":"dXNlcjpwYXNz"}}}'
+    body = {
+        "metadata": {"name": "registry", "namespace": training.namespace},
+        "stringData": {".dockerconfigjson": text},
+    }
+    training.client.create(Secrets.from_dict({**body, "type": "kubernetes.io/dockerconfigjson"}))
+    training.client.create(policy("default", training.namespace, storage={"secretName": "registry"}))
+    run(training)
+    cycle(training)
+    assert set(handed) == {text}
+    training.client.delete(Secrets, "registry", namespace=training.namespace)
+    training.suspend()
+    training.until(training.suspended, "it comes to its end without them too")
+    assert "NotFound" in training.events()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import ssl
+import time
 from collections.abc import Callable
 
 import click
@@ -120,17 +121,21 @@ def _guard() -> None:
 @main.command("self-test")
 @click.option("--namespace", envvar="POD_NAMESPACE", required=True)
 @click.option("--repository", envvar="STASIS_REPOSITORY", required=True)
-def _self_test(namespace: str, repository: str) -> None:
+@click.option("--patience", type=float, default=60.0, help="Seconds that an installation may take to be complete.")
+def _self_test(namespace: str, repository: str, patience: float) -> None:
     """Whether the installation works."""
-    _answer(lambda client: self_test(client, namespace, repository))
+    _answer(lambda client: self_test(client, namespace, repository), patience)
 
 
-def _answer(ask: Callable[[Client], list[str]]) -> None:
-    try:
-        for line in ask(connect(configuration())):
-            click.echo(line)
-    except StasisError as error:
-        raise click.ClickException(str(error)) from error
+def _answer(ask: Callable[[Client], list[str]], patience: float = 0.0) -> None:
+    client, end = connect(configuration()), time.monotonic() + patience
+    while True:
+        try:
+            return click.echo("\n".join(ask(client)))
+        except StasisError as error:
+            if time.monotonic() > end:
+                raise click.ClickException(str(error)) from error
+        time.sleep(2)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
 from stasis.api.v1alpha1.trainjobcheckpoint import HOLD_FINALIZER, TrainJobCheckpoint
 from stasis.controllers.description import Description
-from stasis.controllers.observe import checkpoint_of, is_rank, jobset_of, pod_of, policy_of
+from stasis.controllers.observe import checkpoint_of, is_rank, jobset_of, pod_of, policy_name, policy_of
 from stasis.controllers.seen import Key, Seen, in_order, pods_of
 from stasis.core.plan import Kind
 from stasis.core.view import View
@@ -62,17 +62,18 @@ async def read(client: AsyncClient, seen: Seen, key: Key) -> Live:
             if is_rank(pod):
                 pods[meta(pod)["uid"]] = pod
         checkpoints = await _checkpoints(client, seen, key)
-    policy_name = label(jobset, names.POLICY_LABEL) if enabled else names.DEFAULT_POLICY
-    policy = seen.policy_of(namespace, policy_name)
+    in_view = in_order(checkpoint_of(c, pods_of(c)) for c in checkpoints.values())
+    policy_named = policy_name(label(jobset, names.POLICY_LABEL) if enabled else "", in_view)
+    policy = seen.policy_of(namespace, policy_named)
     view = View(
         now=time.time(),
         job=None if job is None else seen.job(key, job),
         jobset=jobset_of(jobset) if enabled else None,
         pods=tuple(pod_of(pod, seen.told(uid)) for uid, pod in pods.items()),
-        checkpoints=in_order(checkpoint_of(c, pods_of(c)) for c in checkpoints.values()),
+        checkpoints=in_view,
         policy=policy_of(policy),
     )
-    return Live(key, job, jobset, pods, checkpoints, policy_name, policy, view)
+    return Live(key, job, jobset, pods, checkpoints, policy_named, policy, view)
 
 
 async def _get(client: AsyncClient, kind: Any, namespace: str, name: str) -> Any | None:

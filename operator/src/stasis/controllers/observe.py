@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -152,6 +152,7 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
         completed_at=seconds(status.get("completionTime")),
         orphaned_at=seconds(expired["lastTransitionTime"]) if expired.get("reason") == ORPHANED else 0.0,
         size=int(status.get("storedBytes") or 0),
+        policy=status.get("policy") or spec.get("policy") or "",
     )
 
 
@@ -187,6 +188,12 @@ def end_of(entry: Mapping[str, Any]) -> dict[str, Any]:
         json.loads(record["record"]) for record in entry["records"] if record["verdict"] == Verdict.ENDED
     )
     return record
+
+
+def policy_name(enabled_by: str, checkpoints: Sequence[Checkpoint]) -> str:
+    """Of the policy that counts: the JobSet's; where it is gone that of the last checkpoint."""
+    made_under = (checkpoint.policy for checkpoint in reversed(checkpoints) if checkpoint.policy)
+    return enabled_by or next(made_under, names.DEFAULT_POLICY)
 
 
 def policy_of(spec: CheckpointPolicySpec) -> Policy:

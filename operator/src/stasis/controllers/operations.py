@@ -60,14 +60,15 @@ class Standing:
 class _Transport:
     """To the members of one operation, over their nodes' connections."""
 
-    def __init__(self, agents: Agents, home: Home, nodes: Mapping[int, str]) -> None:
+    def __init__(self, agents: Agents, home: Home, nodes: Mapping[int, str], credentials: str) -> None:
         self._agents = agents
+        self._credentials = credentials
         self._home = home
         self._nodes = nodes
 
     def send(self, to: str, message: Message) -> None:
         assert isinstance(message, Order | Decided)
-        self._agents.send(self._nodes[int(to.rpartition("#")[2])], Command(to, message, self._home))
+        self._agents.send(self._nodes[int(to.rpartition("#")[2])], Command(to, message, self._home, self._credentials))
 
 
 class Operations:
@@ -85,11 +86,13 @@ class Operations:
         trainjob: str,
         description: Description,
         *,
+        credentials: str,
         withdraw: bool,
         lost: Iterable[int],
         told: Callable[[], None],
     ) -> None:
-        """See that the operation is led from here. `told` is called, in any thread, when there is news of it."""
+        """See that the operation is led from here. `told` is called, in any thread, when there is news of it;
+        `credentials` go with the orders."""
         op = description.spec.op
         led = self._led.get(op)
         if led is not None and (led.runner.failure is not None or led.outcome is Outcome.SUPERSEDED):
@@ -97,7 +100,7 @@ class Operations:
             self._drop(op)
             led = None
         if led is None:
-            led = self._led[op] = self._lead(home, trainjob, description, told)
+            led = self._led[op] = self._lead(home, trainjob, description, credentials, told)
             led.runner.start()
         if withdraw and not led.withdrawn:
             led.withdrawn = True
@@ -106,14 +109,16 @@ class Operations:
             led.lost.add(rank)
             led.runner.driver.post(m.Lost(rank))
 
-    def _lead(self, home: Home, trainjob: str, description: Description, told: Callable[[], None]) -> _Led:
+    def _lead(
+        self, home: Home, trainjob: str, description: Description, credentials: str, told: Callable[[], None]
+    ) -> _Led:
         spec, clock = description.spec, BootClock()
         coordinator = Coordinator(spec, self._epoch(), agreement(spec))
         runner = Runner(
             lambda wake: CoordinatorDriver(
                 coordinator,
                 clock=clock,
-                transport=_Transport(self._agents, home, description.nodes),
+                transport=_Transport(self._agents, home, description.nodes, credentials),
                 records=RecordsPort(ApiRecords(self._client, home.namespace, home.name, home.uid)),
                 notify=lambda notice: _note(led, notice),
                 wake=wake,
@@ -124,6 +129,9 @@ class Operations:
         context = {"namespace": home.namespace, "job": trainjob, "checkpoint": home.name, "operation": spec.op}
         log.info("leads operation %s (%s) of ranks %s", spec.op, spec.kind, list(spec.ranks), extra=context)
         return led
+
+    def leads(self, op: str) -> bool:
+        return op in self._led
 
     def hear(self, frame: Answer | Progress) -> None:
         """What an agent says."""

@@ -4,11 +4,12 @@ and then comes again with another view: two controllers at once do no harm."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lightkube import AsyncClient
 from lightkube.types import PatchType
@@ -36,12 +37,17 @@ from stasis.core.frames import Home
 from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
 from stasis.core.retention import over_quota
-from stasis.errors import NotFound, StasisError, StoreError
-from stasis.kube.client import Checkpoints, JobSets, annotation, meta, translated, unless_changed
+from stasis.errors import Denied, NotFound, StasisError, StoreError
+from stasis.kube.client import Checkpoints, JobSets, Secrets, annotation, meta, translated, unless_changed
+from stasis.store import credentials
+from stasis.store.reference import Reference
 
 log = logging.getLogger(__name__)
 
 PARENT_LOST = "ParentLost"
+DOCKER_CONFIG = ".dockerconfigjson"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,12 @@ class Reconciler:
 
     async def _drive(self, seen: Live, action: a.Drive) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
+        known = self._operations.leads(action.op)
         self._operations.drive(
             _home(checkpoint),
             seen.key[1],
             seen.description(action.checkpoint, action.op),
+            credentials="" if known else await self._credentials_or_none(seen),
             withdraw=action.withdraw,
             lost=action.lost,
             told=lambda: self._again(seen.key),
@@ -180,7 +188,7 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         pods = [seen.pods[pod.uid] for pod in action.pods]
         repository, manifests = checkpoint["status"]["repository"], _manifests(checkpoint)
-        needs = await asyncio.to_thread(stored.look, repository, manifests)
+        needs = await self._stored(seen, repository, stored.look, manifests)
         description = describe(
             checkpoint,
             Kind.RESTORE,
@@ -218,7 +226,7 @@ class Reconciler:
     async def _open_resume(self, seen: Live, action: a.OpenResume) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         try:
-            needs = await asyncio.to_thread(stored.look, checkpoint["status"]["repository"], _manifests(checkpoint))
+            needs = await self._stored(seen, checkpoint["status"]["repository"], stored.look, _manifests(checkpoint))
         except StoreError as error:
             if error.retryable:
                 await self._teller.tell(seen.job, error.reason, f"not resumed yet: {error}", warning=True)
@@ -275,9 +283,10 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         found = checkpoint["status"]
         config = {"trainJob": checkpoint["spec"]["trainJob"], "worldSize": found["worldSize"]}
-        put = await asyncio.to_thread(
-            stored.put_tag,
+        put = await self._stored(
+            seen,
             found["repository"],
+            stored.put_tag,
             action.checkpoint,
             meta(checkpoint)["uid"],
             _manifests(checkpoint),
@@ -351,7 +360,7 @@ class Reconciler:
         found = checkpoint.get("status") or {}
         if manifests := _manifests(checkpoint):
             try:
-                await asyncio.to_thread(stored.remove, found["repository"], found.get("index", ""), manifests)
+                await self._stored(seen, found["repository"], stored.remove, found.get("index", ""), manifests)
             except StoreError as error:
                 self._metrics.collection_failures.inc()
                 if error.retryable:
@@ -368,6 +377,34 @@ class Reconciler:
                 )
         except NotFound:
             pass
+
+    async def _stored(self, seen: Live, repository: str, call: Callable[..., T], *args: Any) -> T:
+        """One of `stored`, with the credentials of the job's namespace for as long as it takes."""
+        text, where = await self._credentials(seen), Reference.parse(repository)
+        if text:
+            credentials.hand_over(where.host, where.name, text)
+        try:
+            return await asyncio.to_thread(call, repository, *args)
+        finally:
+            if text:
+                credentials.withdraw(where.host, where.name)
+
+    async def _credentials_or_none(self, seen: Live) -> str:
+        """For an operation, which must come to its end: without them it fails where they are needed, and says so."""
+        try:
+            return await self._credentials(seen)
+        except (NotFound, Denied) as error:
+            await self._teller.tell(seen.job, error.reason, str(error), warning=True)
+            return ""
+
+    async def _credentials(self, seen: Live) -> str:
+        """Text of the docker config that the policy names, empty where it names none. Raises NotFound, Denied."""
+        name = seen.policy.storage.secret_name
+        if not name:
+            return ""
+        with translated(f"secret {seen.key[0]}/{name}"):
+            secret = await self._client.get(Secrets, name, namespace=seen.key[0])
+        return base64.b64decode((secret.get("data") or {}).get(DOCKER_CONFIG, "")).decode()
 
     async def _patch(self, checkpoint: Any, change: dict[str, Any]) -> None:
         """Of its status. Raises Conflict where it is no longer as it was read."""

@@ -9,7 +9,7 @@ from typing import Any
 from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
 from stasis.controllers.description import Description
-from stasis.controllers.observe import checkpoint_of, holds, is_rank, job_of, jobset_of, pod_of, policy_of
+from stasis.controllers.observe import checkpoint_of, holds, is_rank, job_of, jobset_of, pod_of, policy_name, policy_of
 from stasis.core.decide import stored
 from stasis.core.retention import Stored
 from stasis.core.view import Checkpoint, Job, JobSet, Pod, View
@@ -144,13 +144,14 @@ class Seen:
         ]
 
     def view(self, key: Key) -> View:
-        policy = self.policy_of(key[0], self._policy_names.get(key, names.DEFAULT_POLICY))
+        checkpoints = in_order(self._checkpoints.get(key, {}).values())
+        policy = self.policy_of(key[0], policy_name(self._policy_names.get(key, ""), checkpoints))
         return View(
             now=time.time(),
             job=self._jobs.get(key),
             jobset=self._jobsets.get(key),
             pods=tuple(self._pods.get(key, {}).values()),
-            checkpoints=in_order(self._checkpoints.get(key, {}).values()),
+            checkpoints=checkpoints,
             policy=policy_of(policy),
         )
 

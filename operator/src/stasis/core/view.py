@@ -113,6 +113,7 @@ class Checkpoint:
     completed_at: float = 0.0  # or failed; seconds of the wall clock
     orphaned_at: float = 0.0  # when it was seen that its job is gone
     size: int = 0  # bytes that are stored
+    policy: str = ""  # name of the one that it was made under
 
     @property
     def settled(self) -> bool:
