@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.daemon.lab import Lab
 from tests.daemon.process import Authority, until
 from tests.support.apiserver import ApiServer
+
+from stasis import __version__
 
 pytestmark = [pytest.mark.root]
 
@@ -29,6 +33,17 @@ def test_the_controller_is_served(alone: Lab) -> None:
     status = alone.ask("GET", "/v1/status")
     assert (status["node"], status["ranks"]) == ("here", [])
     assert status["criu"].startswith("4.")
+
+
+def test_everybody_may_see_what_the_node_has_and_lacks(alone: Lab) -> None:
+    def status() -> dict[str, Any]:
+        return dict(json.loads(alone.daemon.get("/v1/status", alone.daemon.metrics_port)))
+
+    assert status()["version"] == __version__
+    assert until(lambda: "checks" in status())
+    checks = {check["name"]: check["status"] for check in status()["checks"]}
+    assert checks["CRIU"] == "ok"
+    assert "runc" not in checks
 
 
 def test_another_name_of_the_same_authority_is_refused(alone: Lab, tmp_path: Path) -> None:

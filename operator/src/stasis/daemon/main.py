@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from aiohttp import web
 
-from stasis import logs
+from stasis import __version__, doctor, logs
 from stasis.agent import provision
 from stasis.agent.agent import Agent
 from stasis.agent.fingerprint import criu_version
@@ -103,8 +104,9 @@ async def _serve(settings: Settings) -> None:
         metrics,
     )
     bundle = agent.node.bundle
-    node = {
+    node: dict[str, Any] = {
         "node": settings.node,
+        "version": __version__,
         "boot": BOOT_ID.read_text().strip(),
         "criu": criu_version(bundle),
         "inits": sorted(provision.init_builds()),
@@ -113,12 +115,13 @@ async def _serve(settings: Settings) -> None:
     await loop.run_in_executor(None, ranks.take_over)
     async with (
         _listening(server.kubelet(), "127.0.0.1", settings.node_port),
-        _listening(server.prometheus(), settings.host, settings.metrics_port),
+        _listening(server.everybody(), settings.host, settings.metrics_port),
         contextlib.AsyncExitStack() as tasks,
     ):
         for task in (_serve_controllers(server, settings, folder, metrics), _sweep(ranks)):
             tasks.callback(asyncio.create_task(task).cancel)
         log.info("serving", extra=node)
+        node["checks"] = [asdict(check) for check in await loop.run_in_executor(None, lambda: doctor.checks(node=True))]
         await over.wait()
     log.info("ending")
     await loop.run_in_executor(None, ranks.close)

@@ -1,4 +1,4 @@
-"""What the agent serves: the controller over mutual TLS, kubelet and Prometheus in plain HTTP, each on its port."""
+"""What the agent serves: the controller over mutual TLS, kubelet and everybody in plain HTTP, each on its port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aiohttp import WSMsgType, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from stasis import __version__, errors
+from stasis import errors
 from stasis.core.frames import Answer, Command, Forget, Frame, frame_from_dict
 from stasis.core.messages import coordinator_address
 from stasis.daemon import preflight
@@ -101,10 +101,11 @@ class Server:
         app.router.add_get("/prestop/{id}", self._prestop)
         return app
 
-    def prometheus(self) -> web.Application:
-        """For port 9481."""
+    def everybody(self) -> web.Application:
+        """For port 9481: Prometheus, and `kubectl stasis doctor` through the API server."""
         app = web.Application()
         app.router.add_get("/metrics", self._serve_metrics)
+        app.router.add_get("/v1/status", self._public_status)
         return app
 
     # ------------------------------------------------------------ the controller
@@ -140,7 +141,12 @@ class Server:
             log.warning("a frame was not taken: %s", error)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response({**self._node, "version": __version__, "ranks": self._ranks.report()})
+        return web.json_response({**self._node, "ranks": self._ranks.report()})
+
+    async def _public_status(self, request: web.Request) -> web.Response:
+        """Without names of jobs."""
+        ranks = [{"kind": rank["kind"], "state": rank["state"]} for rank in self._ranks.report()]
+        return web.json_response({**self._node, "ranks": ranks})
 
     async def _check(self, request: web.Request) -> web.Response:
         return web.json_response(await self._in(self._others, preflight.check, await _body(request)))

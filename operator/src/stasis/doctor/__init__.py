@@ -25,10 +25,10 @@ __all__ = ["Check", "Status", "checks", "run", "table"]
 STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.LACK: "bold red"}
 
 
-def checks() -> list[Check]:
-    """All of them, in the order in which they are shown."""
+def checks(*, node: bool = False) -> list[Check]:
+    """All of them, in the order in which they are shown. `node`: of a cluster, where the agent starts no containers."""
     folders = {"disk": provision.cache(), "temporary files": Path(tempfile.gettempdir())}
-    return [*machine.checks(folders), *kernel.checks(), *programs.checks()]
+    return [*machine.checks(folders), *kernel.checks(), *programs.checks(node=node)]
 
 
 def table(found: list[Check]) -> Table:

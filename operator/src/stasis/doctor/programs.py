@@ -21,11 +21,17 @@ PACKAGES = {
 }
 
 
-def checks() -> Iterator[Check]:
+LOCAL = ("runc", "mount")  # a node of a cluster has its own runtime
+
+
+def checks(*, node: bool = False) -> Iterator[Check]:
     yield from _criu()
     yield _init()
-    yield _rootfs()
+    if not node:
+        yield _rootfs()
     for program, (package, meaning) in PACKAGES.items():
+        if node and program in LOCAL:
+            continue
         need = Need(AREA, program, meaning, f"install {package}")
         path = shutil.which(program)
         yield need.seen(path is not None, path or "not found")
