@@ -28,13 +28,14 @@ from stasis.controllers.settings import Settings
 from stasis.errors import StasisError
 from stasis.kube.client import connect, connect_async
 from stasis.kube.lease import GIVE_UP, Lease
-from stasis.kube.pods import PodWatch
+from stasis.kube.pods import PATIENCE, PodWatch
 from stasis.kube.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
 LEASE = "stasis-controller"
 RETRY = 5.0  # seconds
+SILENT = 3 * PATIENCE  # seconds without a word from our watch after which we are to be restarted
 
 
 class Controller:
@@ -158,7 +159,7 @@ class Controller:
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         app = web.Application()
-        app.router.add_get("/healthz", _answer(lambda: True))
+        app.router.add_get("/healthz", _answer(lambda: time.monotonic() - self.pods.heard_at < SILENT))
         app.router.add_get("/readyz", _answer(self.pods.listed.is_set))
         app.router.add_get("/metrics", self._serve_metrics)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
