@@ -70,6 +70,7 @@ def test_a_training_is_suspended_and_resumed_where_it_stopped_again_and_again(tr
     assert [rank["addresses"][0] for rank in first["ranks"]] == [rank["addresses"][0] for rank in second["ranks"]]
     assert second["ranks"][0]["seconds"].keys() >= {"freeze", "capture", "store"}
     assert float(second["frozenSeconds"]) > 0
+    assert second["ranks"][0]["podIP"] not in ("", second["ranks"][0]["addresses"][0])
     assert second["size"].endswith("KiB")
     told = training.events()
     assert [told.count(one) for one in ("Released", "Restored", "Resuming", "Checkpointing")] == [2, 2, 2, 2]
@@ -157,6 +158,34 @@ def test_a_checkpoint_that_a_user_makes_is_taken_beside_the_training(training: T
     assert training.unbroken()
     training.client.delete(Checkpoints, "mine", namespace=training.namespace)
     training.until(lambda: training.get(Checkpoints, "mine") is None, "it is deleted")
+
+
+def ask(training: Training, name: str, uid: str = "", **spec: str) -> None:
+    """For a checkpoint beside the training, as a user does."""
+    job = training.get(TrainJobs)
+    about = {"name": training.name, "uid": uid or meta(job)["uid"]}
+    body = {"metadata": {"name": name, "namespace": training.namespace}, "spec": {"trainJob": about, **spec}}
+    training.client.create(Checkpoints.from_dict(body))
+
+
+def refused(training: Training, name: str) -> tuple[str, str]:
+    training.until(lambda: training.holds("Failed", name), f"{name} fails")
+    conditions = (training.get(Checkpoints, name) or {})["status"]["conditions"]
+    return next((c["reason"], c["message"]) for c in conditions if c["type"] == "Failed")
+
+
+def test_what_the_policy_does_not_allow_is_refused_by_name(training: Training) -> None:
+    run(training)
+    ask(training, "abroad", repository="registry.elsewhere.test/mine")
+    assert refused(training, "abroad")[0] == "Denied"
+    training.client.create(policy("default", training.namespace, durability="Local"))
+    ask(training, "local")
+    cause, message = refused(training, "local")
+    assert cause == "Unsupported"
+    assert "use Remote" in message
+    training.progress()
+    assert training.unbroken()
+    assert {"Denied", "Unsupported"} <= set(training.events())
 
 
 def test_what_cannot_be_restored_stays_suspended_until_the_user_says_something_else(training: Training) -> None:

@@ -158,6 +158,13 @@ def test_a_failure_of_an_earlier_suspend_does_not_count() -> None:
     assert due(with_checkpoint(ASKED, failed)) == [a.Create(2)]
 
 
+def test_a_suspend_taken_back_before_it_passed_finds_the_gate_shut_when_it_comes_again() -> None:
+    assert due(with_gate(RUNNING, Suspend())) == [a.SetGate(Open())]
+    asked = Checkpoint("mine", "m", "j", Kind.CONTINUE)
+    assert due(with_checkpoint(with_gate(RUNNING, Suspend()), asked)) == [a.SetGate(Open())]
+    assert due(with_checkpoint(RUNNING, asked)) == [a.Begin("mine", 1, Kind.CONTINUE, PODS, ())]
+
+
 def test_a_checkpoint_that_outlasts_the_deferral_is_withdrawn() -> None:
     led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
     assert due(replace(with_checkpoint(ASKED, led), now=NOW + 900)) == [a.Drive("gpt-1", "c1", withdraw=True)]

@@ -29,13 +29,13 @@ class Description:
 
     @property
     def args(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of the first step: "*" or rank (as text) -> arguments."""
-        return self.spec.args[Step.PLACE if self.spec.kind is Kind.RESTORE else Step.PREPARE]
+        """Of the first step: "*" or rank (as text) -> arguments. Empty of an imported checkpoint."""
+        return self.spec.args.get(Step.PLACE if self.spec.kind is Kind.RESTORE else Step.PREPARE, {})
 
     @property
     def pods(self) -> dict[int, str]:
-        """UIDs."""
-        return {rank: str(self.args[str(rank)]["pod"]["uid"]) for rank in self.spec.ranks}
+        """UIDs; empty of an imported checkpoint, whose pods were another cluster's."""
+        return {rank: str(self.args.get(str(rank), {}).get("pod", {}).get("uid", "")) for rank in self.spec.ranks}
 
     @property
     def addresses(self) -> dict[int, tuple[str, ...]]:
@@ -49,7 +49,7 @@ class Description:
     @classmethod
     def from_json(cls, text: str) -> Description:
         data = json.loads(text)
-        nodes = {int(rank): str(node) for rank, node in data.pop("nodes").items()}
+        nodes = {int(rank): str(node) for rank, node in data.pop("nodes", {}).items()}
         return cls(Spec.from_dict(data), nodes)
 
 
@@ -68,7 +68,9 @@ def describe(
 ) -> Description:
     """A checkpoint of these pods, or a restore in them. `known`: by which addresses processes know the ranks, oldest
     first; `manifests`: of a restore those of the checkpoint, else those to deduplicate against."""
+    restore = kind is Kind.RESTORE
     uid = str(meta(checkpoint)["uid"])
+    op = made_by(checkpoint) if restore else uid
     by_rank = {pod_rank(pod): pod for pod in pods}
     addresses = {rank: str(pod["status"]["podIP"]) for rank, pod in by_rank.items()}
     common: dict[str, Any] = {
@@ -79,27 +81,31 @@ def describe(
         },
         "volumes": emptydirs(pods[0]),
         "releases": kind is not Kind.CONTINUE,
-        "uid": uid,
+        "uid": op,
     }
     args: Args = {"*": common}
-    what = "manifest" if kind is Kind.RESTORE else "parent"
+    what = "manifest" if restore else "parent"
     for rank, pod in sorted(by_rank.items()):
         args[str(rank)] = {"rank": rank, "container_id": container_id(pod), "pod": _pod(pod)}
         if manifests.get(rank):
             args[str(rank)][what] = manifests[rank]
-    restore = kind is Kind.RESTORE
     spec = Spec(
-        op=f"{uid}-r{serial}" if restore else uid,
+        op=f"{uid}-r{serial}" if restore else op,
         serial=serial,
         kind=kind,
         ranks=tuple(sorted(by_rank)),
         finished=tuple(finished),
         args={Step.PLACE if restore else Step.PREPARE: args},
         timing=timing(policy),
-        checkpoint=uid if restore else "",
-        requires=(uid,) if restore else (),
+        checkpoint=op if restore else "",
+        requires=(op,) if restore else (),
     )
     return Description(spec, {rank: str(pod["spec"]["nodeName"]) for rank, pod in by_rank.items()})
+
+
+def made_by(checkpoint: Any) -> str:
+    """The operation that made a checkpoint: the UID in its manifests. Of a fork or an import it is the original's."""
+    return next(str(entry["op"]) for entry in checkpoint["status"]["operations"] if entry["kind"] != str(Kind.RESTORE))
 
 
 def timing(policy: CheckpointPolicySpec) -> Timing:

@@ -20,7 +20,7 @@ from stasis.kube.client import annotation, label, meta
 TRAINER_JOB = "node"  # the replicated job of a JobSet whose pods are the ranks
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 
-REFUSED = "Refused"  # reason of Failed: the program itself stands against it
+REFUSED = ("Refused", "Unsupported")  # reasons of Failed: another attempt would meet the same
 STARTED_FRESH = "StartedFresh"  # reasons of Restored=False; any other than these three means that it cannot be restored
 WITHDRAWN = "Withdrawn"
 RANK_LOST = "RankLost"
@@ -142,7 +142,7 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
         serial=int(status.get("serial") or (_number(about["name"].rpartition("-")[2]) if kind is Kind.RELEASE else 0)),
         operation=next((o for o in operations if o.kind is not Kind.RESTORE), None),
         restore=next((o for o in reversed(operations) if o.kind is Kind.RESTORE), None),
-        failed=Failed(seconds(failed["lastTransitionTime"]), failed.get("message", ""), failed["reason"] == REFUSED)
+        failed=Failed(seconds(failed["lastTransitionTime"]), failed.get("message", ""), failed["reason"] in REFUSED)
         if failed.get("status") == "True"
         else None,
         published=bool(status.get("tag")),

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from lightkube import AsyncClient
 from lightkube.types import PatchType
 
 from stasis.api import names
-from stasis.api.v1alpha1.checkpointpolicy import Addresses
+from stasis.api.v1alpha1.checkpointpolicy import Addresses, Durability
 from stasis.api.v1alpha1.trainjobcheckpoint import (
     HOLD_FINALIZER,
     CheckpointKind,
@@ -152,11 +152,11 @@ class Reconciler:
     async def _begin(self, seen: Live, action: a.Begin) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         pods = [seen.pods[pod.uid] for pod in action.pods]
-        if refusals := [cause for pod in pods if (cause := _unprepared(pod))]:
-            await self._fail_with(seen, checkpoint, "; ".join(refusals), refused=True)
+        if refused := self._refused(seen, checkpoint, pods):
+            await self._fail_with(seen, checkpoint, *refused)
             return
         if no_room := await self._make_room(seen):
-            await self._fail_with(seen, checkpoint, no_room)
+            await self._fail_with(seen, checkpoint, "NotTaken", no_room)
             return
         repository = self._repository(seen, checkpoint)
         description = describe(
@@ -183,6 +183,18 @@ class Reconciler:
         await self._patch(checkpoint, status.begun(checkpoint, description, pods, **facts))
         what = "is checkpointed, and then suspended" if action.kind is Kind.RELEASE else "is checkpointed"
         await self._teller.tell(seen.job, "Checkpointing", f"{what}: {action.checkpoint}")
+
+    def _refused(self, seen: Live, checkpoint: Any, pods: Sequence[Any]) -> tuple[str, str] | None:
+        """Why no checkpoint of these pods is begun: a reason, and words."""
+        if causes := [cause for pod in pods if (cause := _unprepared(pod))]:
+            return "Refused", "; ".join(causes)
+        if seen.policy.durability is Durability.LOCAL:
+            return "Unsupported", f"policy {seen.policy_name} has durability Local, which is not there yet: use Remote"
+        asked = checkpoint["spec"].get("repository")
+        if asked and asked not in (seen.policy.storage.repository, self._settings.repository):
+            text = f"repository {asked} is neither the policy's nor the installation's: leave it out"
+            return "Denied", text  # its memory would go where only the one who asked for it may look
+        return None
 
     async def _begin_restore(self, seen: Live, action: a.BeginRestore) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
@@ -272,12 +284,11 @@ class Reconciler:
     # ------------------------------------------------------------ checkpoints
 
     async def _fail(self, seen: Live, action: a.Fail) -> None:
-        await self._fail_with(seen, seen.checkpoint(action.checkpoint), action.message)
+        await self._fail_with(seen, seen.checkpoint(action.checkpoint), action.reason, action.message)
 
-    async def _fail_with(self, seen: Live, checkpoint: Any, message: str, *, refused: bool = False) -> None:
-        await self._patch(checkpoint, status.failed(checkpoint, message, refused=refused))
-        name = meta(checkpoint)["name"]
-        await self._teller.tell(seen.job, "Refused" if refused else "NotTaken", f"{name}: {message}", warning=True)
+    async def _fail_with(self, seen: Live, checkpoint: Any, reason: str, message: str) -> None:
+        await self._patch(checkpoint, status.failed(checkpoint, reason, message))
+        await self._teller.tell(seen.job, reason, f"{meta(checkpoint)['name']}: {message}", warning=True)
 
     async def _publish(self, seen: Live, action: a.Publish) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)

@@ -11,7 +11,6 @@ from stasis.controllers.description import Description
 from stasis.controllers.observe import (
     ORPHANED,
     RANK_LOST,
-    REFUSED,
     STARTED_FRESH,
     WITHDRAWN,
     condition,
@@ -86,7 +85,7 @@ def _ranks(status: Status, description: Description, pods: Iterable[Any]) -> lis
             "node": description.nodes[rank],
             "container": container_name(pod),
             "addresses": list(addresses),
-            "podIp": addresses[-1] if len(addresses) > 1 else "",
+            "podIP": addresses[-1] if len(addresses) > 1 else "",
         }
     return [entry for _, entry in sorted(known.items())]
 
@@ -168,9 +167,8 @@ def _restored(obj: Any, outcome: Outcome, failures: tuple[Failure, ...], generat
     return {"conditions": conditions, "message": message}
 
 
-def failed(obj: Any, message: str, *, refused: bool = False) -> Status:
+def failed(obj: Any, reason: str, message: str) -> Status:
     """There never will be a checkpoint, for a cause other than an operation's."""
-    reason = REFUSED if refused else "NotTaken"
     return {
         "conditions": with_condition(obj, ConditionType.FAILED, True, reason, message),
         "message": message[:MAX_MESSAGE],

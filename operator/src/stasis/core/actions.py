@@ -80,10 +80,11 @@ class OpenResume:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """There never will be a checkpoint of this name."""
+    """There never will be a checkpoint of this name. `reason`: of the condition and the event."""
 
     checkpoint: str
     message: str
+    reason: str = "NotTaken"
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,9 @@ class _Gang:
 
     def _running(self) -> Decision:
         given_up = self._give_up((Kind.RELEASE,), "the job is no longer to be suspended")
-        actions = given_up + self._gate(Open())
+        if opened := self._gate(Open()):  # first: a suspend would pass while another checkpoint is taken
+            return Decision(given_up + opened)
+        actions = given_up
         if stray := self._stray():
             return Decision((*actions, Word(stray)))
         running, finished = self._gang()

@@ -21,7 +21,7 @@ REPOSITORY = cel(
 
 class Durability(StrEnum):
     REMOTE = "Remote"  # in the registry and checked, before the pods may go
-    LOCAL = "Local"  # on the nodes' disks before the pods may go; in the registry soon after
+    LOCAL = "Local"  # on the nodes' disks before the pods may go; in the registry soon after. Not there yet: refused
 
 
 class Addresses(StrEnum):
@@ -94,7 +94,10 @@ class CheckpointPolicySpec(Model):
     storage: Storage = Storage()
     durability: Annotated[
         Durability,
-        Field(description="When the pods may go: Remote, once the registry has all; Local, once the nodes' disks do."),
+        Field(
+            description="When the pods may go: Remote, once the registry has all. Local, once the nodes' disks do, is"
+            " not there yet: under such a policy nothing is checkpointed."
+        ),
     ] = Durability.REMOTE
     retention: Retention = Retention()
     addresses: Annotated[

@@ -59,7 +59,11 @@ class TrainJobCheckpointSpec(Model):
     policy: Annotated[str, Field(max_length=63, description="The job's policy where it is left out.")] = ""
     repository: Annotated[
         str,
-        Field(max_length=400, json_schema_extra=REPOSITORY, description="The policy's where it is left out."),
+        Field(
+            max_length=400,
+            json_schema_extra=REPOSITORY,
+            description="The policy's or the installation's; any other is refused.",
+        ),
     ] = ""
     container: Annotated[str, Field(max_length=63, description="The policy's where it is left out.")] = ""
 
