@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from lightkube import Client
 from lightkube.resources.core_v1 import Pod
 from tests.kube.objects import policy
@@ -14,7 +15,8 @@ from tests.kube.training import Controllers, Training
 from stasis.api import names
 from stasis.core.steps import Step
 from stasis.errors import CheckpointFailed, Corrupt, Finding, Refused
-from stasis.kube.client import Checkpoints, JobSets, Policies, Secrets, TrainJobs, meta
+from stasis.kube.client import Checkpoints, JobSets, Policies, Secrets, TrainJobs, annotation, meta
+from stasis.plugin.cli import main as plugin
 from stasis.store.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("webhook")]
@@ -158,6 +160,35 @@ def test_a_checkpoint_that_a_user_makes_is_taken_beside_the_training(training: T
     assert training.unbroken()
     training.client.delete(Checkpoints, "mine", namespace=training.namespace)
     training.until(lambda: training.get(Checkpoints, "mine") is None, "it is deleted")
+
+
+def test_the_plugin_s_check_tells_what_stands_against_a_checkpoint_of_a_running_training(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Finding] = []
+    answer = {"needs": {}}
+    monkeypatch.setattr(
+        "stasis.daemon.preflight.check", lambda body: {**answer, "findings": [f.as_dict() for f in found]}
+    )
+    monkeypatch.setenv("KUBECONFIG", str(training.controllers.api.kubeconfig))
+
+    def check() -> Result:
+        return CliRunner().invoke(plugin, ["-n", training.namespace, "check", "gpt"])
+
+    training.create(suspend=True)
+    training.until(lambda: training.get(JobSets), "its JobSet is there")
+    assert "nothing of it runs" in check().stderr
+    training.resume()
+    training.until(training.runs, "the training runs")
+    assert check().exit_code == 0
+    found.append(Finding("userfaultfd", "do without it", 7, "python"))
+    result = check()
+    assert result.exit_code == Refused.exit_code
+    assert "do without it" in result.output
+    told = [event for event in training.events() if event.startswith("Check")]
+    assert sorted(told) == ["CheckFound", "CheckFound", "Checked"]
+    assert not annotation(training.get(TrainJobs), names.CHECK)
+    assert training.checkpoints() == []
 
 
 def ask(training: Training, name: str, uid: str = "", **spec: str) -> None:

@@ -20,10 +20,10 @@ from stasis.api import names
 from stasis.core.records import Record, Verdict
 from stasis.errors import NotFound, Unsupported
 from stasis.kube.client import Checkpoints, TrainJobs, annotation, label
-from stasis.plugin import names as asked
 from stasis.plugin import wait
 from stasis.plugin.cli import main
 from stasis.plugin.cluster import asked as in_words
+from stasis.plugin.names import KUEUE_QUEUE
 from stasis.store.checkpoint import publish
 from stasis.store.connect import open_repository
 from stasis.store.writer import RankWriter
@@ -140,7 +140,7 @@ def test_a_job_that_is_not_enabled_is_suspended_only_by_discarding(stasis, clien
 
 def test_kueue_s_jobs_are_left_to_kueue_by_name_of_the_field(stasis, client: Client, namespace: str) -> None:
     job = Job(client, namespace)
-    client.patch(TrainJobs, "gpt", {"metadata": {"labels": {asked.KUEUE_QUEUE: "team"}}}, namespace=namespace,
+    client.patch(TrainJobs, "gpt", {"metadata": {"labels": {KUEUE_QUEUE: "team"}}}, namespace=namespace,
                  patch_type=PatchType.MERGE)  # fmt: skip
     result = stasis("suspend", "gpt")
     assert result.exit_code == 2
@@ -162,18 +162,18 @@ def test_resume_from_an_older_checkpoint_waits_for_the_controller_to_take_it(
 ) -> None:
     job = held(client, namespace, "gpt-1", "gpt-2")
     with meanwhile(
-        lambda: annotation(job.get(), asked.FROM) == "gpt-1/gpt-2",
+        lambda: annotation(job.get(), names.FROM) == "gpt-1/gpt-2",
         lambda: job.jobset(suspend=True, gate="held/gpt-1"),
     ):
         assert stasis("resume", "gpt", "--from", "gpt-1").exit_code == 0
     assert not job.get()["spec"]["suspend"]
-    assert annotation(job.get(), asked.FROM) == ""
+    assert annotation(job.get(), names.FROM) == ""
 
 
 def test_a_checkpoint_that_the_controller_refuses_is_not_resumed_from(stasis, client: Client, namespace: str) -> None:
     job = held(client, namespace, "gpt-1", "gpt-2")
     with meanwhile(
-        lambda: annotation(job.get(), asked.FROM) != "",
+        lambda: annotation(job.get(), names.FROM) != "",
         lambda: job.event("refused", "CheckpointRefused", "its repository is gone"),
     ):
         result = stasis("resume", "gpt", "--from", "gpt-1")
@@ -223,10 +223,10 @@ def test_check_shows_what_stands_against_a_checkpoint(stasis, client: Client, na
     ]
 
     def answer() -> object:
-        nonce = annotation(job.get(), asked.CHECK)
+        nonce = annotation(job.get(), names.CHECK)
         if not nonce:
             return False
-        notes = {asked.FINDINGS: json.dumps({"ranks": ranks, "error": ""})}
+        notes = {names.FINDINGS: json.dumps({"ranks": ranks, "error": ""})}
         return job.event(f"gpt.check-{nonce}", "CheckFound", "found", **notes)
 
     with meanwhile(answer):
@@ -234,7 +234,7 @@ def test_check_shows_what_stands_against_a_checkpoint(stasis, client: Client, na
     assert result.exit_code == 3
     assert "process 7 (python3), fd 3: userfaultfd" in result.stdout
     assert "ok      rank 1" in result.stdout
-    assert annotation(job.get(), asked.CHECK) == ""
+    assert annotation(job.get(), names.CHECK) == ""
     silent = stasis("check", "gpt", "--timeout", "0.3")
     assert (silent.exit_code, "kubectl stasis doctor" in silent.stderr) == (11, True)
 
@@ -263,7 +263,7 @@ def test_fork_makes_a_suspended_job_from_the_checkpoint_and_resumes_it(stasis, c
             return False
         assert found[0]["spec"]["suspend"] is True
         assert found[0]["spec"]["trainer"] == job.get()["spec"]["trainer"]
-        assert (annotation(found[0], asked.FROM), label(found[0], names.POLICY_LABEL)) == ("gpt-1", "default")
+        assert (annotation(found[0], names.FROM), label(found[0], names.POLICY_LABEL)) == ("gpt-1", "default")
         return True
 
     from tests.kube.objects import jobset

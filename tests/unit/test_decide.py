@@ -269,6 +269,13 @@ def test_a_checkpoint_that_is_gone_is_not_silently_replaced_by_a_fresh_start() -
 # ---------------------------------------------------------------- whatever else
 
 
+def test_a_preflight_that_is_asked_for_is_answered_whatever_the_job_does() -> None:
+    for view in (RUNNING, SUSPENDED, View(NOW, JOB)):
+        assert view.job is not None
+        asked = replace(view, job=replace(view.job, check="0123456789"))
+        assert due(asked)[0] == a.Check("0123456789")
+
+
 def test_a_job_that_is_gone_or_made_anew_has_its_operations_withdrawn() -> None:
     led = Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation())
     gone = View(NOW, None, None, (), (led,))

@@ -15,6 +15,12 @@ TRAINJOB_UID_LABEL = f"{GROUP}/trainjob-uid"
 
 # On a TrainJob, by the user.
 DISCARD = f"{GROUP}/discard"  # "true": suspend at once without saving
+CHECK = f"{GROUP}/check"  # ten hex digits of one's own: could it be checkpointed? Answered by an Event with FINDINGS
+FROM = f"{GROUP}/from"  # on a suspended one: NAME[/CURRENT], the checkpoint to resume from in place of CURRENT
+SHARE_VOLUMES = f"{GROUP}/share-volumes"  # on a fork, "true": with a source that runs and writes to them
+
+# On an Event that answers CHECK: JSON, the findings of each rank.
+FINDINGS = f"{GROUP}/findings"
 
 # On a JobSet: see core/gate.py.
 GATE = f"{GROUP}/gate"

@@ -87,7 +87,7 @@ class Agents:
             ) as answer:
                 text = await answer.text()
                 if answer.status != 200:
-                    raise StasisError(f"the agent of node {node}: {text[:500]}")
+                    raise _refusal(node, text)
                 return json.loads(text)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Unavailable(f"the agent of node {node}: {error or type(error).__name__}") from error
@@ -106,6 +106,14 @@ class Agents:
             link.task.cancel()
         await asyncio.gather(*(link.task for link in self._links.values()), return_exceptions=True)
         await self._session.close()
+
+
+def _refusal(node: str, text: str) -> StasisError:
+    """Of what an agent answered in place of what it was asked for."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        words = json.loads(text)
+        return StasisError(f"node {node}: {words['message']}", remedy=str(words["remedy"]))
+    return StasisError(f"the agent of node {node}: {text[:500]}")
 
 
 class _Link:

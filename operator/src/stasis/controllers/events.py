@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-import httpx2
 from lightkube import AsyncClient
 
 from stasis.api import names
 from stasis.controllers.status import now
-from stasis.kube.client import Events, meta, status_code
+from stasis.errors import StasisError
+from stasis.kube.client import Conflict, Events, meta, translated
 
 log = logging.getLogger(__name__)
 
 MAX_NOTE = 1000
+MAX_NAME = 253
 
 
 class Teller:
@@ -31,9 +34,31 @@ class Teller:
         if job is None:
             return
         digest = hashlib.sha256(f"{about['uid']}{reason}{message}{at}".encode()).hexdigest()[:16]
+        try:
+            await self.write(job, f".{digest}", reason, message, warning=warning)
+        except StasisError as error:
+            log.warning("an event was not written: %s", error)
+
+    async def write(
+        self,
+        job: Any,
+        suffix: str,
+        reason: str,
+        message: str,
+        *,
+        warning: bool,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
+        """The event whose name ends so, unless it is there. Raises Unavailable or Denied."""
+        about, at = meta(job), now()
+        metadata = {
+            "name": about["name"][: MAX_NAME - len(suffix)] + suffix,
+            "namespace": about["namespace"],
+            "annotations": dict(annotations or {}),
+        }
         event = Events.from_dict(
             {
-                "metadata": {"name": f"{about['name']}.{digest}", "namespace": about["namespace"]},
+                "metadata": metadata,
                 "involvedObject": {
                     "apiVersion": job.get("apiVersion"),
                     "kind": job.get("kind"),
@@ -52,8 +77,5 @@ class Teller:
                 "reportingInstance": self._instance,
             }
         )
-        try:
+        with contextlib.suppress(Conflict), translated(f"event {metadata['name']}"):
             await self._client.create(event)
-        except httpx2.HTTPError as error:
-            if status_code(error) != 409:
-                log.warning("an event was not written: %s", error)

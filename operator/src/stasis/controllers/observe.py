@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,6 +18,7 @@ from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Opera
 from stasis.errors import UsageError
 from stasis.kube.client import annotation, label, meta
 
+NONCE = re.compile(r"[0-9a-f]{10}")
 TRAINER_JOB = "node"  # the replicated job of a JobSet whose pods are the ranks
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 
@@ -54,6 +56,7 @@ def job_of(obj: Any, asked_at: float) -> Job:
         deleting="deletionTimestamp" in about,
         finished=holds(obj, "Complete") or holds(obj, "Failed"),
         discard=annotation(obj, names.DISCARD) == "true",
+        check=nonce if NONCE.fullmatch(nonce := annotation(obj, names.CHECK)) else "",
     )
 
 
@@ -108,6 +111,13 @@ def container_status(pod: Any) -> dict[str, Any] | None:
     """Of the container that is checkpointed."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return next((dict(s) for s in statuses if s["name"] == container_name(pod)), None)
+
+
+def unprepared(pod: Any) -> str:
+    """Why a rank's pod cannot be checkpointed; empty where it can."""
+    if annotation(pod, names.PREPARED):
+        return ""
+    return annotation(pod, names.UNPREPARED) or "the job was not enabled when the pod was made"
 
 
 def pod_of(obj: Any, told: bool = False) -> Pod:

@@ -24,11 +24,12 @@ from stasis.api.v1alpha1.trainjobcheckpoint import (
 )
 from stasis.controllers import live, status, stored
 from stasis.controllers.agents import Agents
+from stasis.controllers.checks import Checks
 from stasis.controllers.description import container_id, describe
 from stasis.controllers.events import Teller
 from stasis.controllers.live import Live
 from stasis.controllers.metrics import Metrics
-from stasis.controllers.observe import condition, holds, pod_rank, seconds
+from stasis.controllers.observe import condition, holds, pod_rank, seconds, unprepared
 from stasis.controllers.operations import Operations
 from stasis.controllers.seen import Key, Seen
 from stasis.core import actions as a
@@ -38,7 +39,7 @@ from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
 from stasis.core.retention import over_quota
 from stasis.errors import Denied, NotFound, StasisError, StoreError
-from stasis.kube.client import Checkpoints, JobSets, Secrets, annotation, meta, translated, unless_changed
+from stasis.kube.client import Checkpoints, JobSets, Secrets, meta, translated, unless_changed
 from stasis.store import credentials
 from stasis.store.reference import Reference
 
@@ -77,6 +78,7 @@ class Reconciler:
         self._settings = settings
         self._again = again
         self._metrics = metrics
+        self._checks = Checks(agents, teller, seen, again)
         self._handlers: Mapping[type, Callable[[Live, Any], Awaitable[None]]] = {
             a.Drive: self._drive,
             a.Conclude: self._conclude,
@@ -93,6 +95,7 @@ class Reconciler:
             a.Orphan: self._orphan,
             a.Expire: self._expire,
             a.LetGo: self._let_go,
+            a.Check: self._check,
         }
 
     async def work(self, key: Key) -> float | None:
@@ -186,8 +189,9 @@ class Reconciler:
 
     def _refused(self, seen: Live, checkpoint: Any, pods: Sequence[Any]) -> tuple[str, str] | None:
         """Why no checkpoint of these pods is begun: a reason, and words."""
-        if causes := [cause for pod in pods if (cause := _unprepared(pod))]:
-            return "Refused", "; ".join(causes)
+        causes = ((pod, cause) for pod in pods if (cause := unprepared(pod)))
+        if words := [f"rank {pod_rank(pod)}, pod {meta(pod)['name']}: {cause}" for pod, cause in causes]:
+            return "Refused", "; ".join(words)
         if seen.policy.durability is Durability.LOCAL:
             return "Unsupported", f"policy {seen.policy_name} has durability Local, which is not there yet: use Remote"
         asked = checkpoint["spec"].get("repository")
@@ -227,6 +231,9 @@ class Reconciler:
         self._metrics.seconds.labels(entry["kind"]).observe(seconds(entry["endTime"]) - seconds(entry["startTime"]))
         message, bad = _told(outcome, action.checkpoint, str(change.get("message", "")))
         await self._teller.tell(seen.job, str(outcome).capitalize(), message, warning=bad)
+
+    async def _check(self, seen: Live, action: a.Check) -> None:
+        self._checks.begin(seen, action.nonce)
 
     # ------------------------------------------------------------ the gate
 
@@ -460,14 +467,6 @@ def _parents(seen: Live, checkpoint: Any, repository: str) -> dict[int, str]:
         if holds(other, ConditionType.DURABLE) and other["status"].get("repository") == repository:
             return _manifests(other)
     return {}
-
-
-def _unprepared(pod: Any) -> str:
-    """Why a rank's pod cannot be checkpointed; empty where it can."""
-    if annotation(pod, names.PREPARED):
-        return ""
-    cause = annotation(pod, names.UNPREPARED) or "the job was not enabled when the pod was made"
-    return f"rank {pod_rank(pod)}, pod {meta(pod)['name']}: {cause}"
 
 
 def _told(outcome: Outcome, name: str, message: str) -> tuple[str, bool]:

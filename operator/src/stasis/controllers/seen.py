@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from stasis.api import names
@@ -30,6 +31,7 @@ class Seen:
         self._checkpoints: dict[Key, dict[str, Checkpoint]] = {}
         self._policies: dict[Key, CheckpointPolicySpec] = {}
         self._asked: dict[Key, float] = {}  # when it was first seen that a job is to be suspended
+        self._answered: dict[Key, str] = {}  # the last preflight that was
         self._told: set[str] = set()  # UIDs of placeholders that were told to run
         self.nodes: dict[str, str] = {}  # name -> address
         self.heard_at = time.monotonic()
@@ -40,6 +42,7 @@ class Seen:
         key = _key(obj)
         if deleted:
             self._asked.pop(key, None)
+            self._answered.pop(key, None)
             self._replace(self._jobs, key, None)
         else:
             self._replace(self._jobs, key, self.job(key, obj))
@@ -107,8 +110,16 @@ class Seen:
         """The TrainJob as it is given; since when it is to be suspended may be ours alone to know."""
         if not (obj.get("spec") or {}).get("suspend") or holds(obj, "Suspended"):
             self._asked.pop(key, None)
-            return job_of(obj, time.time())
-        return job_of(obj, self._asked.setdefault(key, time.time()))
+            job = job_of(obj, time.time())
+        else:
+            job = job_of(obj, self._asked.setdefault(key, time.time()))
+        return replace(job, check="") if job.check and job.check == self._answered.get(key) else job
+
+    def answer(self, key: Key, nonce: str) -> None:
+        """The preflight of this name was answered."""
+        self._answered[key] = nonce
+        if (job := self._jobs.get(key)) is not None and job.check == nonce:
+            self._jobs[key] = replace(job, check="")
 
     def told(self, uid: str) -> bool:
         return uid in self._told
@@ -125,7 +136,7 @@ class Seen:
         return set(self._checkpoints.get(key, ()))
 
     def keys(self) -> set[Key]:
-        return {*self._jobsets, *self._checkpoints}
+        return {*self._jobsets, *self._checkpoints, *(key for key, job in self._jobs.items() if job.check)}
 
     def stored(self, namespace: str) -> list[Stored]:
         """All checkpoints of a namespace."""

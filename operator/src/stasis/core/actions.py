@@ -124,6 +124,13 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Tell the user what stands against a checkpoint of the job as it runs now."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
 class LetGo:
     """The checkpoint is being deleted, and nothing needs it: remove what is stored, then the finalizer."""
 
@@ -132,5 +139,5 @@ class LetGo:
 
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
-    | Word | Orphan | Expire | LetGo
+    | Word | Orphan | Expire | LetGo | Check
 )  # fmt: skip

@@ -13,6 +13,7 @@ from stasis.core.actions import (
     Action,
     Begin,
     BeginRestore,
+    Check,
     Conclude,
     Create,
     Drive,
@@ -62,6 +63,8 @@ def decide(view: View) -> Decision:
     own = [c for c in view.checkpoints if job is not None and c.job == job.uid]
     others = [c for c in view.checkpoints if job is None or c.job != job.uid]
     aside = _aside(view.checkpoints)
+    if job is not None and job.check:
+        aside = (*aside, Check(job.check))
     if any(isinstance(action, Conclude) for action in aside):
         return Decision(aside)
     rest = _orphaned(others, view)

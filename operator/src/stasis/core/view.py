@@ -36,7 +36,8 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The TrainJob. `since`: when it was last asked to be suspended, in seconds of the wall clock."""
+    """The TrainJob. `since`: when it was last asked to be suspended, in seconds of the wall clock; `check`: the name of
+    a preflight that was asked for and not answered."""
 
     uid: str
     suspend: bool
@@ -45,6 +46,7 @@ class Job:
     deleting: bool = False
     finished: bool = False
     discard: bool = False
+    check: str = ""
 
 
 @dataclass(frozen=True, slots=True)

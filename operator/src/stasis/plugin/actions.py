@@ -11,14 +11,14 @@ from typing import Any, TextIO
 import yaml
 from lightkube.types import PatchType
 
-from stasis.api.names import DISCARD, PATCH_MANAGER, POLICY_LABEL
+from stasis.api.names import CHECK, DISCARD, FROM, PATCH_MANAGER, POLICY_LABEL, SHARE_VOLUMES
 from stasis.api.v1alpha1 import TrainJobCheckpoint
 from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
 from stasis.core.gate import Held
 from stasis.errors import NotFound, StasisError, UsageError
 from stasis.kube.client import Checkpoints, Conflict, TrainJobs, label, meta
 from stasis.plugin.cluster import Cluster, asked, user
-from stasis.plugin.names import CHECK, FROM, KUEUE_QUEUE, SHARE_VOLUMES
+from stasis.plugin.names import KUEUE_QUEUE
 from stasis.plugin.snapshot import Snapshot, checkpoints
 from stasis.plugin.standing import gate
 

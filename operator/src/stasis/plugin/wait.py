@@ -11,6 +11,7 @@ from typing import Any
 from lightkube.resources.core_v1 import Event
 
 from stasis import errors
+from stasis.api.names import CHECK, FINDINGS
 from stasis.api.v1alpha1 import TrainJobCheckpoint
 from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
 from stasis.core.gate import Held
@@ -18,7 +19,6 @@ from stasis.errors import CheckpointFailed, NotFound, Refused, RestoreFailed, St
 from stasis.kube.client import meta
 from stasis.plugin.actions import patch
 from stasis.plugin.cluster import Cluster, asked
-from stasis.plugin.names import CHECK, FINDINGS
 from stasis.plugin.snapshot import Snapshot, take
 from stasis.plugin.standing import Phase, Standing, condition, failed_suspend, gate, standing
 
