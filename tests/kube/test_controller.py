@@ -34,6 +34,11 @@ def training(
         assert not training.trouble, training.trouble
 
 
+def stasis(training: Training, *arguments: str) -> Result:
+    env = {"KUBECONFIG": str(training.controllers.api.kubeconfig)}
+    return CliRunner().invoke(plugin, ["-n", training.namespace, *arguments], env=env)
+
+
 def run(training: Training) -> None:
     training.create()
     training.until(training.runs, "the training runs")
@@ -170,25 +175,86 @@ def test_the_plugin_s_check_tells_what_stands_against_a_checkpoint_of_a_running_
     monkeypatch.setattr(
         "stasis.daemon.preflight.check", lambda body: {**answer, "findings": [f.as_dict() for f in found]}
     )
-    monkeypatch.setenv("KUBECONFIG", str(training.controllers.api.kubeconfig))
-
-    def check() -> Result:
-        return CliRunner().invoke(plugin, ["-n", training.namespace, "check", "gpt"])
-
     training.create(suspend=True)
     training.until(lambda: training.get(JobSets), "its JobSet is there")
-    assert "nothing of it runs" in check().stderr
+    assert "nothing of it runs" in stasis(training, "check", "gpt").stderr
     training.resume()
     training.until(training.runs, "the training runs")
-    assert check().exit_code == 0
+    assert stasis(training, "check", "gpt").exit_code == 0
     found.append(Finding("userfaultfd", "do without it", 7, "python"))
-    result = check()
+    result = stasis(training, "check", "gpt")
     assert result.exit_code == Refused.exit_code
     assert "do without it" in result.output
     told = [event for event in training.events() if event.startswith("Check")]
     assert sorted(told) == ["CheckFound", "CheckFound", "Checked"]
     assert not annotation(training.get(TrainJobs), names.CHECK)
     assert training.checkpoints() == []
+
+
+def saved(training: Training, name: str, rank: int) -> int:
+    """The number at which a checkpoint has a rank."""
+    status = (training.get(Checkpoints, name) or {})["status"]
+    return training.world.saved[next(r["manifest"] for r in status["ranks"] if r["rank"] == rank)]
+
+
+@pytest.mark.parametrize("which", ["gpt-1", "mine"])
+def test_a_training_goes_on_from_an_older_checkpoint_or_one_that_was_taken_beside_it(
+    training: Training, which: str
+) -> None:
+    run(training)
+    cycle(training)
+    ask(training, "mine")
+    training.until(lambda: training.holds("Durable", "mine"), "it is durable")
+    training.progress()
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    printed, first = len(training.world.lines[0]), saved(training, which, 0) + 1
+    result = stasis(training, "resume", "gpt", "--from", which)
+    assert result.exit_code == 0, result.stderr
+    training.progress()
+    training.until(lambda: training.holds("Restored", which), "it is restored")
+    cycle(training)
+    lines = training.world.lines[0][printed:]
+    assert lines == list(range(first, first + len(lines)))
+
+
+def test_a_choice_that_cannot_be_had_is_refused_once(training: Training) -> None:
+    run(training)
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    held = training.gate().removeprefix("held/")
+    change = {"metadata": {"annotations": {names.FROM: f"nothing/{held}"}}, "spec": {"suspend": False}}
+    training.patch(TrainJobs, change)
+    training.until(lambda: "CheckpointRefused" in training.events(), "it is refused")
+    assert training.suspended()
+    training.patch(TrainJobs, {"metadata": {"annotations": {names.FROM: None}}})
+    training.until(lambda: training.holds("Restored"), "it is resumed from the last one")
+    training.progress()
+    assert training.unbroken()
+    assert training.events().count("CheckpointRefused") == 1
+
+
+def test_a_fork_goes_on_from_the_checkpoint_of_another_training_which_runs(training: Training, tmp_path: Path) -> None:
+    run(training)
+    cycle(training)
+    with Training(training.controllers, training.client, training.namespace, tmp_path / "fork", "fork") as fork:
+        fork.world.saved = training.world.saved
+        result = stasis(training, "fork", "fork", "--from", "gpt-1")
+        assert result.exit_code == 0, result.stderr
+        fork.until(lambda: fork.holds("Restored", "fork-1"), "it is restored")
+        fork.progress()
+        assert fork.world.lines[1][0] == saved(training, "gpt-1", 1) + 1
+        training.client.delete(Checkpoints, "gpt-1", namespace=training.namespace)
+        training.until(lambda: training.get(Checkpoints, "gpt-1") is None, "the origin is deleted")
+        fork.suspend()
+        fork.until(fork.suspended, "it is suspended, to a checkpoint of its own")
+        fork.resume()
+        fork.until(lambda: fork.holds("Restored", fork.checkpoints()[-1]["metadata"]["name"]), "it is restored again")
+        first, second = (c["status"]["repository"] for c in fork.checkpoints())
+        assert first != second
+        assert not fork.trouble
+    training.progress()
+    assert training.unbroken()
 
 
 def ask(training: Training, name: str, uid: str = "", **spec: str) -> None:

@@ -446,7 +446,7 @@ class Training:
     # ------------------------------------------------------------ nodes
 
     def _add_node(self, number: int) -> None:
-        node = PlayedNode(f"{self.namespace}-{number}", f"127.{self.network}.{number + 1}.1")
+        node = PlayedNode(f"{self.namespace}-{self.name}-{number}", f"127.{self.network}.{number + 1}.1")
         self.nodes[node.name] = node
         self.client.create(Node(metadata=ObjectMeta(name=node.name)))
         addresses = {"status": {"addresses": [{"type": "InternalIP", "address": node.address}]}}

@@ -12,6 +12,7 @@ from stasis.core.records import Verdict
 from stasis.core.retention import Stored, over_quota
 from stasis.core.view import (
     Checkpoint,
+    Choice,
     Failed,
     Incarnation,
     Job,
@@ -264,6 +265,72 @@ def test_a_checkpoint_that_is_gone_is_not_silently_replaced_by_a_fresh_start() -
     (action,) = due(replace(lost, policy=Policy(start_fresh=True)))
     assert isinstance(action, a.SetGate)
     assert "no more" in action.message
+
+
+# ---------------------------------------------------------------- another checkpoint is chosen
+
+USED = replace(SAVED, use=Use.RESTORED)
+SECOND = replace(SAVED, name="gpt-3", uid="c3", serial=3, operation=replace(RELEASED, op="c3", serial=3))
+BESIDE = replace(SAVED, name="mine", uid="m", kind=Kind.CONTINUE, serial=2,
+                 operation=operation(Kind.CONTINUE, 2, outcome=Outcome.CONTINUED, concluded=True))  # fmt: skip
+
+
+def choosing(name: str, current: str, *checkpoints: Checkpoint, gate: Gate | None = None) -> View:
+    job = replace(JOB, suspend=True, choice=Choice(name, current))
+    return View(NOW, job, JobSet(True, 2, gate or Held("gpt-3")), checkpoints=checkpoints)
+
+
+def test_a_job_is_resumed_from_the_checkpoint_that_its_user_chooses_in_place_of_the_last() -> None:
+    for found in (USED, BESIDE):
+        assert due(choosing(found.name, "gpt-3", found, SECOND)) == [a.Choose(found.name)]
+        chosen = replace(found, use=Use.CHOSEN)
+        view = choosing(found.name, "gpt-3", chosen, SECOND)
+        assert due(view) == [a.PassOver("gpt-3", found.name)]
+        passed = replace(SECOND, use=Use.PASSED)
+        view = choosing(found.name, "gpt-3", chosen, passed)
+        assert due(view) == [a.SetGate(Held(found.name))]
+        view = choosing(found.name, "gpt-3", chosen, passed, gate=Held(found.name))
+        assert due(view) == []
+        wanted = replace(view, job=replace(JOB, choice=Choice(found.name, "gpt-3")))
+        assert due(wanted) == [a.OpenResume(found.name, 4)]
+
+
+def test_a_choice_is_about_the_suspend_that_it_was_made_for() -> None:
+    assert due(choosing("gpt-1", "gpt-2", USED, SECOND)) == []
+    running = replace(RUNNING, job=replace(JOB, choice=Choice("gpt-1", "")), checkpoints=(USED,))
+    assert due(running) == []
+    back = choosing(
+        "gpt-3", "gpt-1", replace(USED, use=Use.CHOSEN), replace(SECOND, use=Use.PASSED), gate=Held("gpt-1")
+    )
+    assert due(back) == [a.Choose("gpt-3")]
+
+
+def test_a_checkpoint_that_cannot_be_had_is_refused_and_the_job_waits_for_its_user() -> None:
+    for bad in (
+        replace(USED, lost=True),
+        Checkpoint("gpt-1", "c1", "j", Kind.CONTINUE, 1, failed=Failed(NOW, "no")),
+        Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, imported=True),
+    ):
+        view = choosing("gpt-1", "gpt-3", bad, SECOND)
+        (action,) = due(replace(view, job=replace(JOB, choice=Choice("gpt-1", "gpt-3"))))
+        assert isinstance(action, a.RefuseChoice)
+    (action,) = due(choosing("", "gpt-3", SECOND))
+    assert isinstance(action, a.RefuseChoice)
+
+
+def test_a_fork_gets_a_checkpoint_of_its_own_and_is_held_for_it() -> None:
+    view = choosing("other-7", "", gate=Open())
+    assert due(view) == [a.Fork("other-7", 1)]
+    copy = replace(SAVED, use=Use.CHOSEN, fork_of="other-7")
+    assert due(with_checkpoint(view, copy)) == [a.SetGate(Held("gpt-1"))]
+
+
+def test_an_imported_checkpoint_is_used_only_where_it_is_chosen() -> None:
+    imported = replace(SAVED, imported=True)
+    assert due(with_checkpoint(ASKED, imported)) == [a.Create(2)]
+    arriving = Checkpoint("gpt-1", "c1", "other", Kind.RELEASE, imported=True)
+    assert due(with_checkpoint(RUNNING, arriving)) == []
+    assert due(choosing("gpt-1", "gpt-3", imported, SECOND)) == [a.Choose("gpt-1")]
 
 
 # ---------------------------------------------------------------- whatever else

@@ -98,14 +98,23 @@ def describe(
         args={Step.PLACE if restore else Step.PREPARE: args},
         timing=timing(policy),
         checkpoint=op if restore else "",
-        requires=(op,) if restore else (),
+        requires=(op,) if restore and released(checkpoint) else (),
     )
     return Description(spec, {rank: str(pod["spec"]["nodeName"]) for rank, pod in by_rank.items()})
 
 
 def made_by(checkpoint: Any) -> str:
     """The operation that made a checkpoint: the UID in its manifests. Of a fork or an import it is the original's."""
-    return next(str(entry["op"]) for entry in checkpoint["status"]["operations"] if entry["kind"] != str(Kind.RESTORE))
+    return str(_making(checkpoint)["op"])
+
+
+def released(checkpoint: Any) -> bool:
+    """Whether its ranks were to stop in it, and must have; those of one beside the training go on for a while."""
+    return str(_making(checkpoint)["kind"]) == str(Kind.RELEASE)
+
+
+def _making(checkpoint: Any) -> Any:
+    return next(entry for entry in checkpoint["status"]["operations"] if entry["kind"] != str(Kind.RESTORE))
 
 
 def timing(policy: CheckpointPolicySpec) -> Timing:

@@ -14,10 +14,23 @@ from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
 from stasis.core import gate
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Verdict
-from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Retention, Use
+from stasis.core.view import (
+    Checkpoint,
+    Choice,
+    Failed,
+    Incarnation,
+    Job,
+    JobSet,
+    Operation,
+    Pod,
+    Policy,
+    Retention,
+    Use,
+)
 from stasis.errors import UsageError
 from stasis.kube.client import annotation, label, meta
 
+OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 NONCE = re.compile(r"[0-9a-f]{10}")
 TRAINER_JOB = "node"  # the replicated job of a JobSet whose pods are the ranks
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -26,6 +39,7 @@ REFUSED = ("Refused", "Unsupported")  # reasons of Failed: another attempt would
 STARTED_FRESH = "StartedFresh"  # reasons of Restored=False; any other than these three means that it cannot be restored
 WITHDRAWN = "Withdrawn"
 RANK_LOST = "RankLost"
+IMPORT, FORK_OF = "import", "fork of "  # who asked for a checkpoint that is filled in when it is made
 ORPHANED = "TrainJobDeleted"  # reason of Expired=False: kept for a while
 
 
@@ -56,8 +70,14 @@ def job_of(obj: Any, asked_at: float) -> Job:
         deleting="deletionTimestamp" in about,
         finished=holds(obj, "Complete") or holds(obj, "Failed"),
         discard=annotation(obj, names.DISCARD) == "true",
+        choice=_choice(annotation(obj, names.FROM)),
         check=nonce if NONCE.fullmatch(nonce := annotation(obj, names.CHECK)) else "",
     )
+
+
+def _choice(text: str) -> Choice | None:
+    name, _, current = text.partition("/")
+    return Choice(name if OBJECT_NAME.fullmatch(name) else "", current) if text else None
 
 
 def jobset_of(obj: Any) -> JobSet:
@@ -142,7 +162,8 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
     operations = [_operation(entry, pods[entry["op"]]) for entry in status.get("operations") or ()]
     failed = condition(obj, ConditionType.FAILED)
     kind = Kind.RELEASE if spec.get("kind") == CheckpointKind.SUSPEND else Kind.CONTINUE
-    use, seen = _use(condition(obj, ConditionType.RESTORED))
+    use, seen = _use(obj)
+    asked = str(spec.get("requestedBy", ""))
     expired = condition(obj, ConditionType.EXPIRED)
     return Checkpoint(
         name=about["name"],
@@ -163,7 +184,16 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
         orphaned_at=seconds(expired["lastTransitionTime"]) if expired.get("reason") == ORPHANED else 0.0,
         size=int(status.get("storedBytes") or 0),
         policy=status.get("policy") or spec.get("policy") or "",
+        lost=holds(obj, ConditionType.LOST) or holds(obj, ConditionType.EXPIRED),
+        imported=asked == IMPORT,
+        fork_of=asked.removeprefix(FORK_OF) if asked.startswith(FORK_OF) else "",
     )
+
+
+def is_copy(obj: Any) -> bool:
+    """Whether it is one of another job's or another cluster's, whose addresses are not ours to ask for."""
+    asked = str(obj["spec"].get("requestedBy", ""))
+    return asked == IMPORT or asked.startswith(FORK_OF)
 
 
 def _operation(entry: Mapping[str, Any], pods: Mapping[int, str]) -> Operation:
@@ -180,7 +210,13 @@ def _operation(entry: Mapping[str, Any], pods: Mapping[int, str]) -> Operation:
     )
 
 
-def _use(restored: Mapping[str, Any]) -> tuple[Use, int]:
+def _use(obj: Any) -> tuple[Use, int]:
+    match condition(obj, ConditionType.CURRENT).get("status"):
+        case "True":
+            return Use.CHOSEN, 0
+        case "False":
+            return Use.PASSED, 0
+    restored = condition(obj, ConditionType.RESTORED)
     match restored.get("status"), restored.get("reason"):
         case "True", _:
             return Use.RESTORED, 0

@@ -3,13 +3,11 @@ and then comes again with another view: two controllers at once do no harm."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from lightkube import AsyncClient
 from lightkube.types import PatchType
@@ -25,12 +23,14 @@ from stasis.api.v1alpha1.trainjobcheckpoint import (
 from stasis.controllers import live, status, stored
 from stasis.controllers.agents import Agents
 from stasis.controllers.checks import Checks
+from stasis.controllers.choices import Choices
 from stasis.controllers.description import container_id, describe
 from stasis.controllers.events import Teller
 from stasis.controllers.live import Live
 from stasis.controllers.metrics import Metrics
-from stasis.controllers.observe import condition, holds, pod_rank, seconds, unprepared
+from stasis.controllers.observe import condition, holds, is_copy, pod_rank, seconds, unprepared
 from stasis.controllers.operations import Operations
+from stasis.controllers.registry import Registry
 from stasis.controllers.seen import Key, Seen
 from stasis.core import actions as a
 from stasis.core.decide import decide
@@ -38,17 +38,12 @@ from stasis.core.frames import Home
 from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
 from stasis.core.retention import over_quota
-from stasis.errors import Denied, NotFound, StasisError, StoreError
-from stasis.kube.client import Checkpoints, JobSets, Secrets, meta, translated, unless_changed
-from stasis.store import credentials
-from stasis.store.reference import Reference
+from stasis.errors import NotFound, StasisError, StoreError
+from stasis.kube.client import Checkpoints, JobSets, meta, translated, unless_changed
 
 log = logging.getLogger(__name__)
 
 PARENT_LOST = "ParentLost"
-DOCKER_CONFIG = ".dockerconfigjson"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,6 +74,8 @@ class Reconciler:
         self._again = again
         self._metrics = metrics
         self._checks = Checks(agents, teller, seen, again)
+        self._registry = Registry(client, teller)
+        choices = Choices(client, seen, teller, self._patch)
         self._handlers: Mapping[type, Callable[[Live, Any], Awaitable[None]]] = {
             a.Drive: self._drive,
             a.Conclude: self._conclude,
@@ -96,6 +93,10 @@ class Reconciler:
             a.Expire: self._expire,
             a.LetGo: self._let_go,
             a.Check: self._check,
+            a.Choose: choices.choose,
+            a.PassOver: choices.pass_over,
+            a.Fork: choices.fork,
+            a.RefuseChoice: choices.refuse,
         }
 
     async def work(self, key: Key) -> float | None:
@@ -124,7 +125,7 @@ class Reconciler:
             _home(checkpoint),
             seen.key[1],
             seen.description(action.checkpoint, action.op),
-            credentials="" if known else await self._credentials_or_none(seen),
+            credentials="" if known else await self._registry.credentials_or_none(seen),
             withdraw=action.withdraw,
             lost=action.lost,
             told=lambda: self._again(seen.key),
@@ -204,7 +205,7 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         pods = [seen.pods[pod.uid] for pod in action.pods]
         repository, manifests = checkpoint["status"]["repository"], _manifests(checkpoint)
-        needs = await self._stored(seen, repository, stored.look, manifests)
+        needs = await self._registry.call(seen, repository, stored.look, manifests)
         description = describe(
             checkpoint,
             Kind.RESTORE,
@@ -245,7 +246,9 @@ class Reconciler:
     async def _open_resume(self, seen: Live, action: a.OpenResume) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         try:
-            needs = await self._stored(seen, checkpoint["status"]["repository"], stored.look, _manifests(checkpoint))
+            needs = await self._registry.call(
+                seen, checkpoint["status"]["repository"], stored.look, _manifests(checkpoint)
+            )
         except StoreError as error:
             if error.retryable:
                 await self._teller.tell(seen.job, error.reason, f"not resumed yet: {error}", warning=True)
@@ -254,7 +257,7 @@ class Reconciler:
             await self._patch(checkpoint, status.not_restorable(checkpoint, error.reason, str(error), generation))
             await self._teller.tell(seen.job, "NotRestorable", f"{action.checkpoint}: {error}", warning=True)
             return
-        keep = seen.policy.addresses is not Addresses.TRANSLATE
+        keep = seen.policy.addresses is not Addresses.TRANSLATE and not is_copy(checkpoint)
         stamp = Stamp(
             checkpoint=action.checkpoint,
             uid=meta(checkpoint)["uid"],
@@ -301,7 +304,7 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         found = checkpoint["status"]
         config = {"trainJob": checkpoint["spec"]["trainJob"], "worldSize": found["worldSize"]}
-        put = await self._stored(
+        put = await self._registry.call(
             seen,
             found["repository"],
             stored.put_tag,
@@ -376,9 +379,9 @@ class Reconciler:
     async def _let_go(self, seen: Live, action: a.LetGo) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         found = checkpoint.get("status") or {}
-        if manifests := _manifests(checkpoint):
+        if manifests := await self._unshared(seen, checkpoint):
             try:
-                await self._stored(seen, found["repository"], stored.remove, found.get("index", ""), manifests)
+                await self._registry.call(seen, found["repository"], stored.remove, found.get("index", ""), manifests)
             except StoreError as error:
                 self._metrics.collection_failures.inc()
                 if error.retryable:
@@ -396,33 +399,17 @@ class Reconciler:
         except NotFound:
             pass
 
-    async def _stored(self, seen: Live, repository: str, call: Callable[..., T], *args: Any) -> T:
-        """One of `stored`, with the credentials of the job's namespace for as long as it takes."""
-        text, where = await self._credentials(seen), Reference.parse(repository)
-        if text:
-            credentials.hand_over(where.host, where.name, text)
-        try:
-            return await asyncio.to_thread(call, repository, *args)
-        finally:
-            if text:
-                credentials.withdraw(where.host, where.name)
-
-    async def _credentials_or_none(self, seen: Live) -> str:
-        """For an operation, which must come to its end: without them it fails where they are needed, and says so."""
-        try:
-            return await self._credentials(seen)
-        except (NotFound, Denied) as error:
-            await self._teller.tell(seen.job, error.reason, str(error), warning=True)
-            return ""
-
-    async def _credentials(self, seen: Live) -> str:
-        """Text of the docker config that the policy names, empty where it names none. Raises NotFound, Denied."""
-        name = seen.policy.storage.secret_name
-        if not name:
-            return ""
-        with translated(f"secret {seen.key[0]}/{name}"):
-            secret = await self._client.get(Secrets, name, namespace=seen.key[0])
-        return base64.b64decode((secret.get("data") or {}).get(DOCKER_CONFIG, "")).decode()
+    async def _unshared(self, seen: Live, checkpoint: Any) -> dict[int, str]:
+        """Manifests of a checkpoint that is being deleted, but for those that copies of it refer to (rule 31)."""
+        manifests, namespace = _manifests(checkpoint), meta(checkpoint)["namespace"]
+        if not manifests:
+            return {}
+        shared: set[str] = set()
+        with translated(f"checkpoints of {namespace}"):
+            async for other in self._client.list(Checkpoints, namespace=namespace):
+                if meta(other)["uid"] != meta(checkpoint)["uid"]:
+                    shared.update(_manifests(other).values())
+        return {} if shared & set(manifests.values()) else manifests
 
     async def _patch(self, checkpoint: Any, change: dict[str, Any]) -> None:
         """Of its status. Raises Conflict where it is no longer as it was read."""

@@ -32,6 +32,7 @@ class Seen:
         self._policies: dict[Key, CheckpointPolicySpec] = {}
         self._asked: dict[Key, float] = {}  # when it was first seen that a job is to be suspended
         self._answered: dict[Key, str] = {}  # the last preflight that was
+        self._refused: dict[Key, str] = {}  # why a choice was, that is still there
         self._told: set[str] = set()  # UIDs of placeholders that were told to run
         self.nodes: dict[str, str] = {}  # name -> address
         self.heard_at = time.monotonic()
@@ -46,6 +47,8 @@ class Seen:
             self._replace(self._jobs, key, None)
         else:
             self._replace(self._jobs, key, self.job(key, obj))
+        if deleted or self._jobs[key].choice is None:
+            self._refused.pop(key, None)
 
     def jobset(self, obj: Any, deleted: bool) -> None:
         key, enabled = _key(obj), bool(label(obj, names.POLICY_LABEL))
@@ -120,6 +123,12 @@ class Seen:
         self._answered[key] = nonce
         if (job := self._jobs.get(key)) is not None and job.check == nonce:
             self._jobs[key] = replace(job, check="")
+
+    def refuses(self, key: Key, cause: str) -> bool:
+        """Whether a choice is refused for a cause for the first time."""
+        again = self._refused.get(key) == cause
+        self._refused[key] = cause
+        return not again
 
     def told(self, uid: str) -> bool:
         return uid in self._told

@@ -155,16 +155,17 @@ def _frozen(results: Results) -> float | None:
 
 def _restored(obj: Any, outcome: Outcome, failures: tuple[Failure, ...], generation: int) -> Status:
     if outcome is Outcome.RESTORED:
-        conditions = with_condition(obj, ConditionType.RESTORED, True, "Restored")
+        conditions = _used(with_condition(obj, ConditionType.RESTORED, True, "Restored"))
         return {"conditions": conditions, "message": ""}
     reason, message = _cause(failures)
     if outcome is Outcome.BROKEN:
-        return {"conditions": with_condition(obj, ConditionType.RESTORED, True, "Broken", message), "message": message}
+        conditions = _used(with_condition(obj, ConditionType.RESTORED, True, "Broken", message))
+        return {"conditions": conditions, "message": message}
     lost = reason in (RANK_LOST, WITHDRAWN)
     conditions = with_condition(
         obj, ConditionType.RESTORED, False, reason if lost else "RestoreFailed", message, generation
     )
-    return {"conditions": conditions, "message": message}
+    return {"conditions": conditions if lost else _used(conditions), "message": message}
 
 
 def failed(obj: Any, reason: str, message: str) -> Status:
@@ -187,7 +188,7 @@ def expired(obj: Any, message: str) -> Status:
 
 def not_restorable(obj: Any, reason: str, message: str, generation: int) -> Status:
     return {
-        "conditions": with_condition(obj, ConditionType.RESTORED, False, reason, message, generation),
+        "conditions": _used(with_condition(obj, ConditionType.RESTORED, False, reason, message, generation)),
         "message": message[:MAX_MESSAGE],
     }
 
@@ -196,7 +197,43 @@ def started_fresh(obj: Any) -> Status:
     message = "the training began anew"
     before = condition(obj, ConditionType.RESTORED).get("message", "")
     text = f"{message}: {before}" if before else message
-    return {"conditions": with_condition(obj, ConditionType.RESTORED, False, STARTED_FRESH, text), "message": text}
+    conditions = _used(with_condition(obj, ConditionType.RESTORED, False, STARTED_FRESH, text))
+    return {"conditions": conditions, "message": text}
+
+
+def chosen(obj: Any) -> Status:
+    return {"conditions": with_condition(obj, ConditionType.CURRENT, True, "Chosen", "the job is resumed from it")}
+
+
+def passed_over(obj: Any, other: str) -> Status:
+    message = f"the job is resumed from {other}"
+    return {"conditions": with_condition(obj, ConditionType.CURRENT, False, "PassedOver", message)}
+
+
+def forked(obj: Any, serial: int, origin: Any) -> Status:
+    """Of a copy of a checkpoint, for another job: the same bytes by the same digests."""
+    there = origin["status"]
+    made = next(entry for entry in there["operations"] if entry["kind"] != str(Kind.RESTORE))
+    kept = ("repository", "container", "index", "tag", "worldSize", "memoryBytes", "storedBytes", "size")
+    known = ("rank", "image", "manifest", "addresses", "memoryBytes", "storedBytes", "fingerprint")
+    status: Status = {key: there[key] for key in kept if key in there} | {
+        "serial": serial,
+        "policy": obj["spec"].get("policy", ""),
+        "ranks": [{key: rank[key] for key in known if key in rank} for rank in there.get("ranks") or ()],
+        "operations": [made],
+        "startTime": now(),
+        "completionTime": now(),
+    }
+    changed = {**obj, "status": status}
+    for kind in (ConditionType.COMPLETE, ConditionType.DURABLE, ConditionType.RELEASED):
+        text = f"of {meta(origin)['name']}"
+        status["conditions"] = with_condition(changed, kind, True, "Forked", text)
+    return status | chosen(changed)
+
+
+def _used(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The job is resumed from it, or cannot be: what was chosen is done."""
+    return [condition for condition in conditions if condition["type"] != ConditionType.CURRENT]
 
 
 def _cause(failures: tuple[Failure, ...]) -> tuple[str, str]:

@@ -124,6 +124,36 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
+class Choose:
+    """The job is to be resumed from this one of its checkpoints."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassOver:
+    """The job is not to be resumed from this one, but from `chosen`."""
+
+    checkpoint: str
+    chosen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Make a checkpoint of the job's own, chosen, of another job's checkpoint `origin`."""
+
+    origin: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseChoice:
+    """Tell the user, once, why the job is not resumed from the checkpoint of his choice."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Tell the user what stands against a checkpoint of the job as it runs now."""
 
@@ -139,5 +169,5 @@ class LetGo:
 
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
-    | Word | Orphan | Expire | LetGo | Check
+    | Word | Orphan | Expire | LetGo | Check | Choose | PassOver | Fork | RefuseChoice
 )  # fmt: skip

@@ -14,16 +14,20 @@ from stasis.core.actions import (
     Begin,
     BeginRestore,
     Check,
+    Choose,
     Conclude,
     Create,
     Drive,
     Expire,
     Fail,
+    Fork,
     LetGo,
     Mark,
     OpenResume,
     Orphan,
+    PassOver,
     Publish,
+    RefuseChoice,
     SetGate,
     StartFresh,
     Word,
@@ -89,6 +93,18 @@ def stored(view: View) -> list[Stored]:
     return found
 
 
+def unusable(checkpoint: Checkpoint) -> str:
+    """Why no job can be resumed from it; empty where one can."""
+    operation = checkpoint.operation
+    if checkpoint.deleting or checkpoint.lost:
+        return "is deleted, or its bytes are gone"
+    if checkpoint.failed:
+        return f"failed: {checkpoint.failed.message}"
+    if operation is None or not operation.concluded or operation.outcome not in (Outcome.RELEASED, Outcome.CONTINUED):
+        return "is not complete"
+    return ""
+
+
 def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
     """What is due whatever else is going on."""
     actions: list[Action] = []
@@ -149,6 +165,8 @@ class _Gang:
         for checkpoint in self.checkpoints:
             if operation := _active(checkpoint):
                 return self._under_way(checkpoint, operation)
+        if (choice := self._choose()) is not None:
+            return choice
         if self.job.finished:
             return Decision(self._give_up(tuple(Kind), "the job has ended"))
         if self.job.suspend:
@@ -177,10 +195,10 @@ class _Gang:
     def current(self) -> Checkpoint | None:
         """The checkpoint that the job's state is in: its ranks were released, and have not run since."""
         for checkpoint in reversed(self.checkpoints):
-            operation = checkpoint.operation
-            if operation is None or checkpoint.deleting or operation.outcome is not Outcome.RELEASED:
-                continue
-            return checkpoint if checkpoint.use in (Use.UNUSED, Use.FAILED) else None
+            if checkpoint.stands:
+                return checkpoint
+            if checkpoint.released and checkpoint.use is not Use.PASSED:
+                return None
         return None
 
     def _serial(self, checkpoint: Checkpoint | None = None) -> int:
@@ -204,6 +222,39 @@ class _Gang:
     def _leave_open(self) -> tuple[SetGate, ...]:
         """Suspended without a checkpoint: it may start again as it likes."""
         return () if self.jobset.gate == Suspend() else self._gate(Open())
+
+    # ------------------------------------------------------------ another checkpoint is chosen
+
+    def _choose(self) -> Decision | None:
+        """What is to be done for the user's choice of a checkpoint; None where there is none, or it is taken up."""
+        standing = [checkpoint for checkpoint in self.checkpoints if checkpoint.stands]
+        chosen = [checkpoint for checkpoint in standing if checkpoint.use is Use.CHOSEN][-1:]
+        if chosen and len(standing) > 1:
+            return Decision(tuple(PassOver(c.name, chosen[0].name) for c in standing if c is not chosen[0]))
+        choice, current = self.job.choice, self.current
+        if choice is None or self.job.finished or self._suspended_in() != choice.current:
+            return None
+        if not choice.checkpoint:
+            return Decision.to(RefuseChoice("that is no name of a checkpoint"))
+        if current is not None and choice.checkpoint in (current.name, current.fork_of):
+            return None
+        found = next((c for c in self.checkpoints if c.name == choice.checkpoint), None)
+        if found is None:
+            return Decision.to(Fork(choice.checkpoint, self._serial()))
+        if cause := unusable(found):
+            return Decision.to(RefuseChoice(f"checkpoint {found.name} {cause}"))
+        return Decision.to(Choose(found.name))
+
+    def _suspended_in(self) -> str | None:
+        """The checkpoint that it is suspended in, by its gate; "" for none, None for a job that is not suspended."""
+        if not self.jobset.suspend:
+            return None
+        match self.jobset.gate:
+            case Held(name):
+                return name
+            case Open() | Suspend("") if self.job.suspend:
+                return ""
+        return None
 
     # ------------------------------------------------------------ an operation is under way
 

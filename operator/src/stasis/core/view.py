@@ -34,6 +34,14 @@ class Pod:
     told: bool = False  # a placeholder that was told to run its command
 
 
+class Choice(NamedTuple):
+    """From which checkpoint its user wants a suspended job to be resumed, in place of which; "" where that is none, or
+    no name."""
+
+    checkpoint: str
+    current: str
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """The TrainJob. `since`: when it was last asked to be suspended, in seconds of the wall clock; `check`: the name of
@@ -47,6 +55,7 @@ class Job:
     finished: bool = False
     discard: bool = False
     check: str = ""
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,8 @@ class Use(StrEnum):
     RESTORED = "restored"  # the training goes on from it
     FRESH = "fresh"  # it was given up: the training began anew
     FAILED = "failed"  # it could not be restored; it waits for the user
+    CHOSEN = "chosen"  # the user wants the job to be resumed from it
+    PASSED = "passed"  # the user wants the job to be resumed from another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +127,33 @@ class Checkpoint:
     orphaned_at: float = 0.0  # when it was seen that its job is gone
     size: int = 0  # bytes that are stored
     policy: str = ""  # name of the one that it was made under
+    lost: bool = False  # its bytes are gone, or on their way
+    imported: bool = False  # made elsewhere
+    fork_of: str = ""  # a copy of this one, of another job
 
     @property
     def settled(self) -> bool:
         """Nothing is done for it any more, and it is not on its way out."""
-        ended = all(operation.concluded for operation in self.operations)
-        return ended and not self.waiting and not self.deleting
+        ended = bool(self.operations or self.failed) and all(operation.concluded for operation in self.operations)
+        return ended and not self.deleting
 
     @property
     def waiting(self) -> bool:
-        """Neither begun nor given up."""
-        return self.operation is None and self.failed is None
+        """Neither begun nor given up, and not to be filled in by whoever made it."""
+        return self.operation is None and self.failed is None and not self.imported and not self.fork_of
+
+    @property
+    def released(self) -> bool:
+        """The ranks of its job have stopped in it."""
+        outcome = self.operation.outcome if self.operation else None
+        return outcome is Outcome.RELEASED and not self.imported and not self.deleting
+
+    @property
+    def stands(self) -> bool:
+        """A job that is resumed begins from it. One that the ranks did not stop in has to be chosen for that."""
+        if self.use in (Use.CHOSEN, Use.FAILED):
+            return self.operation is not None and not self.deleting
+        return self.released and self.use is Use.UNUSED
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -36,6 +36,7 @@ class ConditionType(StrEnum):
     DURABLE = "Durable"  # the registry has all of it
     RELEASED = "Released"  # the ranks that it was taken of are gone
     RESTORED = "Restored"  # the last restore of it succeeded
+    CURRENT = "Current"  # by the user's choice the job is resumed from it (or, False, from another one)
     FAILED = "Failed"  # there never will be a checkpoint
     LOST = "Lost"  # its bytes are gone
     EXPIRED = "Expired"  # its bytes are being deleted
