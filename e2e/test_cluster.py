@@ -133,6 +133,13 @@ def test_a_trainjob_of_two_pods_trains_to_its_end(bare_cluster: Cluster, space: 
         assert sum(line.startswith("step ") for line in log.splitlines()) == 3
 
 
+def test_a_node_gives_nobody_an_address_that_a_pod_has_elsewhere(start: Start) -> None:
+    first = ipaddress.ip_address(start("before", SPREAD[0])["status"]["podIP"])
+    next_one = str(first + 1)
+    assert start("guest", SPREAD[1], {"stasis.dev/pod-ip": next_one})["status"]["podIP"] == next_one
+    assert start("after", SPREAD[0])["status"]["podIP"] != next_one
+
+
 # A closed port answers too, by a reset: only an address that is not there gives another error.
 _CONNECT = """
 import socket, sys

@@ -27,6 +27,7 @@ const (
 	annotation = "stasis.dev/pod-ip"
 	capability = "io.kubernetes.cri.pod-annotations" // what a runtime passes a pod's annotations as
 	delegate   = "host-local"
+	elsewhere  = "-" // in a namespace's place: held since a pod on another node has it
 )
 
 // config is a network's configuration: all of it is handed on, so only what is needed of it is typed.
@@ -95,11 +96,41 @@ func (c config) add(store *store) error {
 	for {
 		out := new(bytes.Buffer)
 		err := pass(c.encode(), out)
+		if err == nil && c.giveBackTaken(store, out.Bytes()) {
+			continue
+		}
 		if err == nil || !store.giveUpOldest(c.inUse) {
 			os.Stdout.Write(out.Bytes())
 			return err
 		}
 	}
+}
+
+// giveBackTaken undoes a choice that a pod on another node has: it wanted it while nobody here knew of it. The address
+// is held from then on, so that it is not chosen again.
+func (c config) giveBackTaken(store *store, result []byte) bool {
+	var chosen struct {
+		IPs []struct{ Address netip.Prefix }
+	}
+	if json.Unmarshal(result, &chosen) != nil {
+		return false
+	}
+	var taken []netip.Addr
+	for _, ip := range chosen.IPs {
+		if c.inUse(ip.Address.Addr()) {
+			taken = append(taken, ip.Address.Addr())
+		}
+	}
+	if len(taken) == 0 {
+		return false
+	}
+	os.Setenv("CNI_COMMAND", "DEL")
+	err := pass(c.encode(), io.Discard)
+	os.Setenv("CNI_COMMAND", "ADD")
+	for _, address := range taken {
+		store.put(address, elsewhere)
+	}
+	return err == nil
 }
 
 // addWanted has host-local give exactly these addresses, by ranges of one address each.
