@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from e2e.lab import Cluster, Job, training
 
@@ -61,6 +63,33 @@ def test_a_suspended_job_goes_on_where_it_stopped_on_other_nodes(
         finish(job, undisturbed)
 
 
+def others_take(cluster: Cluster, namespace: str, addresses: Iterable[str]) -> None:
+    """While a job is suspended whose addresses are not kept, other pods get them."""
+    names = []
+    for number, address in enumerate(addresses):
+        names.append(f"pod/other-{number}")
+        image = f"{cluster.registry}/stasis-trainer:e2e"
+        cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"other-{number}",
+                    "namespace": namespace,
+                    "annotations": {"stasis.dev/pod-ip": address},
+                },
+                "spec": {
+                    "nodeName": FIRST,
+                    "terminationGracePeriodSeconds": 0,
+                    "containers": [{"name": "main", "image": image, "command": ["sleep", "3600"]}],
+                },
+            }
+        )
+    cluster.kubectl("-n", namespace, "wait", "--for=condition=Ready", *names, "--timeout=60s")
+    taken = [cluster.get("-n", namespace, name)["status"]["podIP"] for name in names]
+    assert taken == list(addresses)
+
+
 @pytest.mark.parametrize("cycles", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_two_jobs_are_suspended_and_resumed_again_and_again_at_the_same_time(
     cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]], translate: str, cycles: int
@@ -74,11 +103,13 @@ def test_two_jobs_are_suspended_and_resumed_again_and_again_at_the_same_time(
         for job in jobs:
             job.wait_for_step(1)
         addresses = {job.name: job.addresses() for job in jobs}
-        for _ in range(cycles):
+        for cycle in range(cycles):
             for job in jobs:
                 job.patch_suspend(True)
             for job in jobs:
                 job.wait_for_no_pods()
+            if cycle == 0:
+                others_take(cluster, namespace, addresses["translated"].values())
             for job in jobs:
                 job.resume()
         assert kept.addresses() == addresses["kept"]
