@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -369,6 +370,25 @@ def test_the_checkpoints_of_a_deleted_job_go_where_the_policy_says_so(training: 
     training.client.delete(TrainJobs, training.name, namespace=training.namespace)
     training.until(lambda: training.checkpoints() == [], "they are deleted")
     assert list_checkpoints(repository) == []
+
+
+def test_how_far_a_checkpoint_is_can_be_watched(training: Training) -> None:
+    run(training)
+    watched = threading.Event()
+    training.world.on_step = lambda step, rank: watched.wait(20) if step is Step.STORE else None
+    training.suspend()
+
+    def standing() -> bool:
+        status = training.checkpoints()[-1].get("status") or {}
+        uploaded = [rank.get("uploadedBytes") for rank in status.get("ranks") or ()]
+        return status.get("message") == "store: 4.0 KiB of 8.0 KiB" and uploaded == [2048, 2048]
+
+    training.until(lambda: training.checkpoints() and standing(), "it is told")
+    assert "store: 4.0 KiB" in stasis(training, "status", "gpt").output
+    watched.set()
+    training.until(training.suspended, "it is suspended")
+    training.until(lambda: training.holds("Released"), "it is released")
+    assert training.checkpoints()[-1]["status"].get("message", "") == ""
 
 
 def test_what_goes_on_is_measured(training: Training) -> None:

@@ -128,8 +128,9 @@ class World:
 class PlayedExecutor:
     """One rank's steps, on a program."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, progress: Callable[[int], None]) -> None:
         self._world = world
+        self._progress = progress
         self._job: Job | None = None
         self._count = 0
         self._pool = ThreadPoolExecutor(1)
@@ -149,6 +150,8 @@ class PlayedExecutor:
             if step in (Step.PREPARE, Step.PLACE):
                 self._job = Job.from_args(args)
             rank = self._job.rank if self._job else -1
+            if step is Step.STORE:
+                self._progress(2048)
             self._world.on_step(step, rank)
             if (error := self._world.failing.get(step)) is not None:
                 raise error
@@ -255,12 +258,13 @@ class PlayedAgent:
         clock: BootClock,
         transport: driver.Transport,
         records: driver.Records,
+        progress: Callable[[int], None],
         carry_out: Callable[[Any], driver.Executor],
         observe: driver.Observer,
         failed: Callable[[BaseException], None],
         **_: Any,
     ) -> Runner:
-        executor = PlayedExecutor(self._world)
+        executor = PlayedExecutor(self._world, progress)
         guardian = self._guardians.setdefault(f"{op}.{rank}", PlayedGuardian())
         return Runner(
             lambda wake: MemberDriver(

@@ -23,6 +23,7 @@ from stasis.controllers.certificates import LOOK, Certificates, client_context, 
 from stasis.controllers.events import Teller
 from stasis.controllers.metrics import Metrics
 from stasis.controllers.operations import Operations
+from stasis.controllers.progress import Progress
 from stasis.controllers.seen import Key, Seen
 from stasis.controllers.settings import Settings
 from stasis.errors import StasisError
@@ -116,7 +117,7 @@ class Controller:
             await self.lease.acquire()
             self.leads = True
             self.metrics.leader.set(1)
-            parts = (self.lease.hold(), self.queue.run(), self._certify())
+            parts = (self.lease.hold(), self.queue.run(), self._certify(), Progress(self.client, self.operations).run())
             tasks: list[asyncio.Task[None]] = [asyncio.create_task(part) for part in parts]
             try:
                 for key in self.seen.keys():  # noqa: SIM118

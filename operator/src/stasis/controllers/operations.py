@@ -57,6 +57,17 @@ class Standing:
     frozen: float | None
 
 
+@dataclass(frozen=True)
+class News:
+    """How far an operation is. By rank: bytes that are stored so far, and that were captured."""
+
+    home: Home
+    op: str
+    step: str
+    stored: Mapping[int, int]
+    sizes: Mapping[int, int]
+
+
 class _Transport:
     """To the members of one operation, over their nodes' connections."""
 
@@ -153,6 +164,20 @@ class Operations:
                 None if led.frozen_at is None else now - led.frozen_at,
             )
             for led in self._led.values()
+        ]
+
+    def news(self) -> list[News]:
+        """Of all that are led here and have not ended."""
+        return [
+            News(
+                led.home,
+                op,
+                str(led.stage),
+                dict(led.stored),
+                {rank: int(told["size"]) for rank, told in led.results.get(Step.CAPTURE, {}).items() if "size" in told},
+            )
+            for op, led in self._led.items()
+            if led.stage is not None and led.outcome is None
         ]
 
     def results(self, op: str) -> Results:

@@ -328,7 +328,7 @@ class Reconciler:
             "ranks": ranks,
             "memoryBytes": sum(put.memory.values()),
             "storedBytes": put.total,
-            "size": _size(put.total),
+            "size": status.size(put.total),
         }
         await self._patch(checkpoint, change)
 
@@ -372,9 +372,13 @@ class Reconciler:
         there = self._seen.stored(seen.key[0])
         gone, fits = over_quota(there, limit)
         for name in gone:
-            await self._delete(name, seen.key[0], f"the namespace's checkpoints take more than {_size(limit)}")
+            await self._delete(name, seen.key[0], f"the namespace's checkpoints take more than {status.size(limit)}")
         taken = sum(one.size for one in there if one.name not in gone)
-        return "" if fits else f"the namespace's checkpoints take {_size(taken)}, its policy allows {_size(limit)}"
+        return (
+            ""
+            if fits
+            else f"the namespace's checkpoints take {status.size(taken)}, its policy allows {status.size(limit)}"
+        )
 
     async def _let_go(self, seen: Live, action: a.LetGo) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
@@ -471,11 +475,3 @@ def _told(outcome: Outcome, name: str, message: str) -> tuple[str, bool]:
             return f"not checkpointed, the training goes on: {message}", True
         case _:
             return f"not restored from {name}, which is as before: {message}", True
-
-
-def _size(count: int) -> str:
-    """Bytes for people."""
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"

@@ -18,6 +18,7 @@ from stasis.controllers.observe import (
     end_of,
     pod_rank,
 )
+from stasis.controllers.operations import News
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Failure, Record, Verdict
 from stasis.core.steps import Step
@@ -33,6 +34,14 @@ FROZEN_FROM, FROZEN_TO = Step.FREEZE, (Step.THAW, Step.STORE)
 
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"
 
 
 def with_condition(
@@ -80,6 +89,7 @@ def _ranks(status: Status, description: Description, pods: Iterable[Any]) -> lis
         rank = pod_rank(pod)
         addresses = description.addresses[rank]
         entry = known.setdefault(rank, {"rank": rank})
+        entry.pop("uploadedBytes", None)
         entry |= {
             "pod": meta(pod)["name"],
             "node": description.nodes[rank],
@@ -108,6 +118,25 @@ def concluded(obj: Any, op: str, results: Results, generation: int) -> Status:
         conditions = with_condition(obj, ConditionType.FAILED, True, reason, message, generation)
         return change | {"conditions": conditions, "message": message, "completionTime": now()}
     return change | _restored(obj, outcome, failures, generation)
+
+
+def under_way(obj: Any, news: News) -> Status | None:
+    """How far an operation is; None where there is nothing to say of it any more."""
+    there = obj.get("status") or {}
+    entry = next((o for o in there.get("operations") or () if o["op"] == news.op), None)
+    if entry is None or any(record["verdict"] == Verdict.ENDED for record in entry.get("records") or ()):
+        return None
+    message = news.step
+    if news.step == Step.STORE and news.stored:
+        message += f": {size(sum(news.stored.values()))}"
+        message += f" of {size(sum(news.sizes.values()))}" if news.sizes else ""
+    ranks = [dict(rank) for rank in there.get("ranks") or ()]
+    for rank in ranks:
+        if rank["rank"] in news.sizes:
+            rank["memoryBytes"] = news.sizes[rank["rank"]]
+        if rank["rank"] in news.stored:
+            rank["uploadedBytes"] = news.stored[rank["rank"]]
+    return {"message": message, "ranks": ranks}
 
 
 def commit_of(entry: Mapping[str, Any]) -> Record | None:
