@@ -272,6 +272,15 @@ def refused(training: Training, name: str) -> tuple[str, str]:
     return next((c["reason"], c["message"]) for c in conditions if c["type"] == "Failed")
 
 
+def test_a_checkpoint_of_what_does_not_run_fails_with_the_cause(training: Training) -> None:
+    ask(training, "nobody", uid="0e7d1c2b-0000-4000-8000-000000000000")
+    assert refused(training, "nobody")[0] == "NotFound"
+    training.create(suspend=True)
+    training.until(lambda: training.get(JobSets), "its JobSet is there")
+    ask(training, "early")
+    assert refused(training, "early") == ("NotRunning", "there is nothing to save: the job is suspended, or to be")
+
+
 def test_what_the_policy_does_not_allow_is_refused_by_name(training: Training) -> None:
     run(training)
     ask(training, "abroad", repository="registry.elsewhere.test/mine")

@@ -267,6 +267,23 @@ def test_a_checkpoint_that_is_gone_is_not_silently_replaced_by_a_fresh_start() -
     assert "no more" in action.message
 
 
+def test_a_checkpoint_beside_a_training_that_does_not_run_fails_by_name_and_does_not_wait() -> None:
+    beside = Checkpoint("mine", "m", "j", Kind.CONTINUE)
+
+    def reasons(view: View) -> list[str]:
+        found = due(replace(view, checkpoints=(*view.checkpoints, beside)))
+        return [action.reason for action in found if isinstance(action, a.Fail)]
+
+    assert reasons(RUNNING) == []
+    for view in (ASKED, SUSPENDED, RESUMED, replace(RUNNING, pods=PODS[:1]), replace(RUNNING, pods=())):
+        assert reasons(view) == ["NotRunning"]
+    assert reasons(replace(RUNNING, job=replace(JOB, finished=True))) == ["NotRunning"]
+    assert reasons(View(NOW, JOB)) == ["NotEnabled"]
+    assert reasons(View(NOW)) == ["NotFound"]
+    led = with_checkpoint(ASKED, Checkpoint("gpt-1", "c1", "j", Kind.RELEASE, 1, operation()))
+    assert reasons(led) == []
+
+
 # ---------------------------------------------------------------- another checkpoint is chosen
 
 USED = replace(SAVED, use=Use.RESTORED)
@@ -422,15 +439,15 @@ def test_what_was_committed_is_published_also_while_other_things_are_due() -> No
     ]
 
 
-def test_a_checkpoint_beside_the_training_is_taken_when_the_gang_runs_and_nothing_else_goes_on() -> None:
+def test_a_checkpoint_beside_the_training_is_taken_when_the_gang_runs_and_goes_on_though_a_suspend_is_asked_for() -> (
+    None
+):
     asked = Checkpoint("mine", "m", "j", Kind.CONTINUE)
     assert due(with_checkpoint(RUNNING, asked)) == [a.Begin("mine", 1, Kind.CONTINUE, PODS, ())]
-    assert due(replace(with_checkpoint(RUNNING, asked), pods=PODS[:1])) == []
-    assert due(replace(SUSPENDED, checkpoints=(SAVED, asked))) == []
     led = replace(asked, serial=1, operation=operation(Kind.CONTINUE))
     assert due(with_checkpoint(ASKED, led)) == [a.Drive("mine", "c1")]
     ended = with_checkpoint(replace(RUNNING, job=replace(JOB, finished=True)), asked)
-    assert due(ended) == [a.Fail("mine", "the job has ended")]
+    assert due(ended) == [a.Fail("mine", "the job has ended", "NotRunning")]
 
 
 def test_a_checkpoint_that_is_deleted_is_let_go_once_nothing_goes_on_with_it() -> None:

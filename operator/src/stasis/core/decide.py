@@ -76,7 +76,9 @@ def decide(view: View) -> Decision:
         gang = _Gang(view, job, view.jobset, own)
         rest = rest.and_then(gang.decide()).and_then(gang.retain())
     else:
-        rest = rest.and_then(Decision(_abandoned(own, view.pods)))
+        text = "the job is not enabled, or nothing of it is there"
+        vain = tuple(Fail(c.name, text, "NotEnabled") for c in own if c.waiting and not c.deleting)
+        rest = rest.and_then(Decision(_abandoned(own, view.pods) + vain))
     return Decision(aside).and_then(rest)
 
 
@@ -124,7 +126,7 @@ def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
 def _orphaned(checkpoints: Sequence[Checkpoint], view: View) -> Decision:
     """Checkpoints whose job is gone: what is under way comes to its end, and what is kept is kept for a while."""
     actions: list[Action] = [*_abandoned(checkpoints, view.pods)]
-    actions += [Fail(c.name, "its TrainJob is gone") for c in checkpoints if c.waiting and not c.deleting]
+    actions += [Fail(c.name, "its TrainJob is gone", "NotFound") for c in checkpoints if c.waiting and not c.deleting]
     actions += [Orphan(c.name) for c in checkpoints if c.settled and not c.orphaned_at]
     return Decision(tuple(actions)).and_then(_expired(of_gone_job(checkpoints, view.policy.retention, view.now), view))
 
@@ -168,7 +170,13 @@ class _Gang:
         if (choice := self._choose()) is not None:
             return choice
         if self.job.finished:
-            return Decision(self._give_up(tuple(Kind), "the job has ended"))
+            return Decision(self._give_up(tuple(Kind), "the job has ended", "NotRunning"))
+        if why := self._rests():
+            beside = Decision(self._give_up((Kind.CONTINUE,), f"there is nothing to save: {why}", "NotRunning"))
+            return beside.and_then(self._turn())
+        return self._turn()
+
+    def _turn(self) -> Decision:
         if self.job.suspend:
             return self._suspended() if self.jobset.suspend else self._suspend()
         return self._resume() if self.jobset.suspend else self._run()
@@ -186,10 +194,19 @@ class _Gang:
         origins = {stamp.checkpoint for stamp in stamps if stamp}  # they tell which addresses the processes know
         return names | {checkpoint.name for checkpoint in self.checkpoints if checkpoint.uid in origins}
 
-    def _give_up(self, kinds: Container[Kind], message: str) -> tuple[Action, ...]:
+    def _give_up(self, kinds: Container[Kind], message: str, reason: str = "NotTaken") -> tuple[Action, ...]:
         """Checkpoints that were asked for and not begun."""
-        waiting = (checkpoint for checkpoint in self.checkpoints if checkpoint.waiting and checkpoint.kind in kinds)
-        return tuple(Fail(checkpoint.name, message) for checkpoint in waiting)
+        waiting = (c for c in self.checkpoints if c.waiting and not c.deleting and c.kind in kinds)
+        return tuple(Fail(checkpoint.name, message, reason) for checkpoint in waiting)
+
+    def _rests(self) -> str:
+        """Why no checkpoint can be taken beside the training; empty where one can."""
+        if self.job.suspend or self.jobset.suspend:
+            return "the job is suspended, or to be"
+        if self.current is not None:
+            return f"the job is being resumed from {self.current.name}"
+        running, finished = self._gang()
+        return "" if self._whole(running, finished) else self._missing(running, finished)
 
     @property
     def current(self) -> Checkpoint | None:
