@@ -51,7 +51,23 @@ class Live:
 
 
 async def read(client: AsyncClient, seen: Seen, key: Key) -> Live:
-    """The JobSet before the checkpoints: see `actions.Mark`. Raises Unavailable or Denied."""
+    """Raises Unavailable or Denied."""
+    live = await _read(client, seen, key)
+    while vain := _in_vain(live.view):  # what they ask for may have been made after it was looked for
+        live = await _read(client, seen, key)
+        if _in_vain(live.view) <= vain:
+            break
+    return live
+
+
+def _in_vain(view: View) -> set[str]:
+    """Checkpoints that are asked for of a job that is not there."""
+    there = view.job.uid if view.job is not None and view.jobset is not None else None
+    return {checkpoint.name for checkpoint in view.checkpoints if checkpoint.waiting and checkpoint.job != there}
+
+
+async def _read(client: AsyncClient, seen: Seen, key: Key) -> Live:
+    """The JobSet before the checkpoints: see `actions.Mark`."""
     namespace, name = key
     with translated(f"trainjob {namespace}/{name}"):
         job = await _get(client, TrainJobs, namespace, name)
