@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from lightkube import Client
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Event, Pod
 from tests.kube.objects import policy
 from tests.kube.training import Controllers, Training
 
@@ -256,6 +256,27 @@ def test_a_fork_goes_on_from_the_checkpoint_of_another_training_which_runs(train
         assert not fork.trouble
     training.progress()
     assert training.unbroken()
+
+
+def test_the_user_is_told_who_has_an_address_that_a_restored_rank_still_goes_by(training: Training) -> None:
+    run(training)
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    training.until(lambda: bool(training.checkpoints()[-1]["status"].get("tag")), "it is published")
+    address = training.checkpoints()[-1]["status"]["ranks"][1]["addresses"][0]
+    about = {"name": "neighbour", "namespace": training.namespace}
+    spec = {"containers": [{"name": "c", "image": "i"}], "terminationGracePeriodSeconds": 0}
+    training.client.create(Pod.from_dict({"metadata": about, "spec": spec}))
+    at = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+    training.client.patch(Pod.Status, "neighbour", {"status": at}, namespace=training.namespace)
+    training.resume()
+    training.until(lambda: training.holds("Restored"), "it is restored")
+    training.until(lambda: "AddressTaken" in training.events(), "the user is told")
+    found = training.client.list(Event, namespace=training.namespace)
+    told = [str(event.message) for event in found if event.reason == "AddressTaken"]
+    assert len(told) == 1
+    assert f"{training.namespace}/neighbour has the former address {address} of rank 1" in told[0]
+    assert training.checkpoints()[-1]["status"]["addressMeans"] == "Translate"
 
 
 def ask(training: Training, name: str, uid: str = "", **spec: str) -> None:

@@ -21,6 +21,7 @@ from stasis.api.v1alpha1.trainjobcheckpoint import (
     TrainJobCheckpoint,
 )
 from stasis.controllers import live, status, stored
+from stasis.controllers.addresses import Neighbours, means
 from stasis.controllers.agents import Agents
 from stasis.controllers.checks import Checks
 from stasis.controllers.choices import Choices
@@ -75,6 +76,7 @@ class Reconciler:
         self._metrics = metrics
         self._checks = Checks(agents, teller, seen, again)
         self._registry = Registry(client, teller)
+        self._neighbours = Neighbours(client, teller)
         choices = Choices(client, seen, teller, self._patch)
         self._handlers: Mapping[type, Callable[[Live, Any], Awaitable[None]]] = {
             a.Drive: self._drive,
@@ -217,7 +219,10 @@ class Reconciler:
             known=needs.addresses,
             manifests=manifests,
         )
-        await self._patch(checkpoint, status.begun(checkpoint, description, pods))
+        now = {rank: addresses[-1] for rank, addresses in description.addresses.items()}
+        facts = {"addressMeans": means(needs.addresses, now)}
+        await self._patch(checkpoint, status.begun(checkpoint, description, pods, **facts))
+        self._neighbours.begin(seen.job, needs.addresses, now)
 
     async def _conclude(self, seen: Live, action: a.Conclude) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
