@@ -273,9 +273,8 @@ def test_the_user_is_told_who_has_an_address_that_a_restored_rank_still_goes_by(
     training.until(lambda: training.holds("Restored"), "it is restored")
     training.until(lambda: "AddressTaken" in training.events(), "the user is told")
     found = training.client.list(Event, namespace=training.namespace)
-    told = [str(event.message) for event in found if event.reason == "AddressTaken"]
-    assert len(told) == 1
-    assert f"{training.namespace}/neighbour has the former address {address} of rank 1" in told[0]
+    text = f"pod {training.namespace}/neighbour has the former address {address} of rank 1"
+    assert len([event for event in found if event.reason == "AddressTaken" and text in str(event.message)]) == 1
     assert training.checkpoints()[-1]["status"]["addressMeans"] == "Translate"
 
 
