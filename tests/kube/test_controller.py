@@ -219,6 +219,24 @@ def test_a_training_goes_on_from_an_older_checkpoint_or_one_that_was_taken_besid
     assert lines == list(range(first, first + len(lines)))
 
 
+def test_a_training_made_anew_under_the_name_can_go_on_from_what_the_one_before_saved(training: Training) -> None:
+    run(training)
+    training.suspend()
+    training.until(training.suspended, "it is suspended")
+    training.client.delete(TrainJobs, training.name, namespace=training.namespace)
+    training.until(lambda: training.get(JobSets) is None and not training.pods(), "all is gone")
+    training.create(suspend=True)
+    training.until(lambda: "CheckpointsOfNamesake" in training.events(), "the user is told")
+    printed, first = len(training.world.lines[0]), saved(training, "gpt-1", 0) + 1
+    result = stasis(training, "resume", "gpt", "--from", "gpt-1")
+    assert result.exit_code == 0, result.stderr
+    training.progress()
+    assert training.world.lines[0][printed] == first
+    assert training.events().count("CheckpointsOfNamesake") == 1
+    training.until(lambda: training.holds("Restored", "gpt-2"), "it is restored, from a copy of its own")
+    cycle(training)
+
+
 def test_a_choice_that_cannot_be_had_is_refused_once(training: Training) -> None:
     run(training)
     training.suspend()

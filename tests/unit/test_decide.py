@@ -370,10 +370,14 @@ def test_a_job_that_is_gone_or_made_anew_has_its_operations_withdrawn() -> None:
     assert due(deleting) == [a.Drive("gpt-1", "c1", withdraw=True)]
 
 
-def test_a_job_made_anew_under_the_name_starts_fresh() -> None:
-    assert due(replace(RUNNING, job=replace(JOB, uid="k"), checkpoints=(SAVED,))) == [a.Orphan("gpt-1")]
+def test_a_job_made_anew_under_the_name_starts_fresh_and_its_user_is_told_what_there_is() -> None:
+    anew = replace(JOB, uid="k")
+    tell = a.TellNamesakes(("gpt-1",))
+    assert due(replace(RUNNING, job=anew, checkpoints=(SAVED,))) == [tell, a.Orphan("gpt-1")]
     noted = replace(SAVED, orphaned_at=NOW)
-    assert due(replace(RUNNING, job=replace(JOB, uid="k"), checkpoints=(noted,))) == []
+    assert due(replace(ASKED, job=replace(anew, suspend=True, told=True), checkpoints=(noted,))) == [a.Create(2)]
+    assert due(replace(RUNNING, job=replace(anew, told=True), checkpoints=(noted,))) == []
+    assert due(replace(RUNNING, job=anew, checkpoints=(replace(noted, lost=True),))) == []
 
 
 def test_the_checkpoints_of_a_job_that_is_gone_are_kept_as_the_policy_says() -> None:

@@ -19,6 +19,8 @@ from stasis.core.decide import unusable
 from stasis.errors import NotFound, Unavailable
 from stasis.kube.client import Checkpoints, Pods, annotation, meta, translated
 
+MANY = 10  # checkpoints that are named in one event
+
 Patch = Callable[[Any, dict[str, Any]], Awaitable[None]]
 
 
@@ -43,6 +45,14 @@ class Choices:
         if self._seen.refuses(live.key, action.message):
             text = f"not resumed from the checkpoint of annotation {names.FROM}: {action.message}"
             await self._teller.tell(live.job, "CheckpointRefused", text, warning=True)
+
+    async def tell_namesakes(self, live: Live, action: a.TellNamesakes) -> None:
+        known = ", ".join(action.checkpoints[-MANY:])
+        more = "" if len(action.checkpoints) <= MANY else f" and {len(action.checkpoints) - MANY} older ones"
+        text = f"starts anew; a job before it under its name has the checkpoints {known}{more}"
+        suffix = f".namesakes-{meta(live.job)['uid']}"
+        await self._teller.write(live.job, suffix, "CheckpointsOfNamesake", text, warning=True)
+        self._seen.tell_of_namesakes(live.key)
 
     async def fork(self, live: Live, action: a.Fork) -> None:
         origin = await self._get(live, action.origin)

@@ -99,6 +99,7 @@ class Reconciler:
             a.PassOver: choices.pass_over,
             a.Fork: choices.fork,
             a.RefuseChoice: choices.refuse,
+            a.TellNamesakes: choices.tell_namesakes,
         }
 
     async def work(self, key: Key) -> float | None:
@@ -308,7 +309,14 @@ class Reconciler:
     async def _publish(self, seen: Live, action: a.Publish) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         found = checkpoint["status"]
-        config = {"trainJob": checkpoint["spec"]["trainJob"], "worldSize": found["worldSize"]}
+        config = {
+            "trainJob": checkpoint["spec"]["trainJob"],
+            "namespace": seen.key[0],
+            "checkpoint": action.checkpoint,
+            "container": found.get("container", ""),
+            "created": found.get("completionTime") or status.now(),
+            "worldSize": found["worldSize"],
+        }
         put = await self._registry.call(
             seen,
             found["repository"],

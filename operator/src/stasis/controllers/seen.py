@@ -33,7 +33,7 @@ class Seen:
         self._asked: dict[Key, float] = {}  # when it was first seen that a job is to be suspended
         self._answered: dict[Key, str] = {}  # the last preflight that was
         self._refused: dict[Key, str] = {}  # why a choice was, that is still there
-        self._told: set[str] = set()  # UIDs of placeholders that were told to run
+        self._told: set[str] = set()  # UIDs of placeholders that were told to run, and of such TrainJobs
         self.nodes: dict[str, str] = {}  # name -> address
         self.heard_at = time.monotonic()
 
@@ -44,6 +44,7 @@ class Seen:
         if deleted:
             self._asked.pop(key, None)
             self._answered.pop(key, None)
+            self._told.discard(meta(obj)["uid"])
             self._replace(self._jobs, key, None)
         else:
             self._replace(self._jobs, key, self.job(key, obj))
@@ -116,7 +117,8 @@ class Seen:
             job = job_of(obj, time.time())
         else:
             job = job_of(obj, self._asked.setdefault(key, time.time()))
-        return replace(job, check="") if job.check and job.check == self._answered.get(key) else job
+        answered = job.check == self._answered.get(key)
+        return replace(job, check="" if answered else job.check, told=job.uid in self._told)
 
     def answer(self, key: Key, nonce: str) -> None:
         """The preflight of this name was answered."""
@@ -134,8 +136,13 @@ class Seen:
         return uid in self._told
 
     def tell(self, uid: str) -> None:
-        """The placeholder was told to run."""
+        """The placeholder was told to run; the user of a TrainJob was told of its namesakes."""
         self._told.add(uid)
+
+    def tell_of_namesakes(self, key: Key) -> None:
+        if (job := self._jobs.get(key)) is not None:
+            self._told.add(job.uid)
+            self._jobs[key] = replace(job, told=True)
 
     def policy_of(self, namespace: str, name: str) -> CheckpointPolicySpec:
         """The defaults where there is no object of the name."""

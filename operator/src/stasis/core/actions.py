@@ -154,6 +154,13 @@ class RefuseChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class TellNamesakes:
+    """Tell the user, once, that the job starts anew though a job before it under its name has these checkpoints."""
+
+    checkpoints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Tell the user what stands against a checkpoint of the job as it runs now."""
 
@@ -170,4 +177,5 @@ class LetGo:
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
     | Word | Orphan | Expire | LetGo | Check | Choose | PassOver | Fork | RefuseChoice
+    | TellNamesakes
 )  # fmt: skip

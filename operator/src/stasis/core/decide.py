@@ -30,6 +30,7 @@ from stasis.core.actions import (
     RefuseChoice,
     SetGate,
     StartFresh,
+    TellNamesakes,
     Word,
 )
 from stasis.core.gate import Gate, Held, Open, Resume, Suspend
@@ -69,6 +70,8 @@ def decide(view: View) -> Decision:
     aside = _aside(view.checkpoints)
     if job is not None and job.check:
         aside = (*aside, Check(job.check))
+    if job is not None and not job.told and not own and (left := tuple(c.name for c in others if not unusable(c))):
+        aside = (*aside, TellNamesakes(left))
     if any(isinstance(action, Conclude) for action in aside):
         return Decision(aside)
     rest = _orphaned(others, view)
@@ -225,7 +228,8 @@ class _Gang:
         others = [other for other in self.checkpoints if other is not checkpoint]
         serials = [other.serial for other in others]
         serials += [operation.serial for other in others for operation in other.operations]
-        suffixes = [other.name.rpartition("-")[2] for other in others]  # names are made of serials
+        # Names are made of serials, and those of jobs before this one are taken.
+        suffixes = [other.name.rpartition("-")[2] for other in self.view.checkpoints if other is not checkpoint]
         serials += [int(text) for text in suffixes if text.isascii() and text.isdigit()]
         stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
         serials += [stamp.generation for stamp in stamps if stamp]

@@ -56,6 +56,7 @@ class Job:
     discard: bool = False
     check: str = ""
     choice: Choice | None = None
+    told: bool = False  # of the checkpoints of jobs before it under its name
 
 
 @dataclass(frozen=True, slots=True)
