@@ -339,7 +339,7 @@ def test_what_cannot_be_restored_stays_suspended_until_the_user_says_something_e
     training.until(training.suspended, "it is suspended")
     training.world.failing[Step.LAY] = Corrupt("a blob is not what it was")
     training.resume()
-    training.until(lambda: reason(training, "Restored")[0] == "RestoreFailed", "it is not restored")
+    training.until(lambda: reason(training, "Restored")[0] == "Corrupt", "it is not restored")
     training.until(training.suspended, "it is suspended again")
     assert "a blob is not" in reason(training, "Restored")[1]
     training.world.failing.clear()
@@ -417,6 +417,22 @@ def test_the_checkpoints_of_a_deleted_job_go_where_the_policy_says_so(training: 
     training.client.delete(TrainJobs, training.name, namespace=training.namespace)
     training.until(lambda: training.checkpoints() == [], "they are deleted")
     assert list_checkpoints(repository) == []
+
+
+def test_a_fork_that_would_write_to_the_volumes_of_a_running_training_is_refused(
+    training: Training, tmp_path: Path
+) -> None:
+    training.claims = ["data"]
+    run(training)
+    cycle(training)
+    with Training(training.controllers, training.client, training.namespace, tmp_path / "fork", "fork") as fork:
+        fork.world.saved, fork.claims = training.world.saved, ["data"]
+        fork.create(suspend=True)
+        fork.patch(TrainJobs, {"metadata": {"annotations": {names.FROM: "gpt-1"}}})
+        training.until(lambda: "CheckpointRefused" in training.events(), "it is refused")
+        assert fork.gate() == ""
+        fork.patch(TrainJobs, {"metadata": {"annotations": {names.SHARE_VOLUMES: "true"}}})
+        fork.until(lambda: fork.gate() == "held/fork-1", "it is accepted")
 
 
 def test_how_far_a_checkpoint_is_can_be_watched(training: Training) -> None:

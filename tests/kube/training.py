@@ -412,6 +412,7 @@ class Training:
         self.network = controllers.network()
         self.world = World()
         self.pending = False  # pods stay Pending
+        self.claims: list[str] = []  # of volumes that the pods write to
         self.nodes: dict[str, PlayedNode] = {}
         self.trouble: list[BaseException] = []
         self._serial = itertools.count()
@@ -535,7 +536,11 @@ class Training:
             labels |= patch["trainingRuntimeSpec"]["template"]["metadata"].get("labels", {})
         pod = {
             "metadata": {"labels": labels},
-            "spec": {"restartPolicy": "Never", "containers": [{"name": "node", "image": "i", "command": ["train"]}]},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "node", "image": "i", "command": ["train"]}],
+                "volumes": [{"name": c, "persistentVolumeClaim": {"claimName": c}} for c in self.claims],
+            },
         }
         node = {
             "name": "node",

@@ -190,11 +190,9 @@ def _restored(obj: Any, outcome: Outcome, failures: tuple[Failure, ...], generat
     if outcome is Outcome.BROKEN:
         conditions = _used(with_condition(obj, ConditionType.RESTORED, True, "Broken", message))
         return {"conditions": conditions, "message": message}
-    lost = reason in (RANK_LOST, WITHDRAWN)
-    conditions = with_condition(
-        obj, ConditionType.RESTORED, False, reason if lost else "RestoreFailed", message, generation
-    )
-    return {"conditions": conditions if lost else _used(conditions), "message": message}
+    conditions = with_condition(obj, ConditionType.RESTORED, False, reason, message, generation)
+    broken_off = reason in (RANK_LOST, WITHDRAWN)
+    return {"conditions": conditions if broken_off else _used(conditions), "message": message}
 
 
 def failed(obj: Any, reason: str, message: str) -> Status:

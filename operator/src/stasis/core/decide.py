@@ -261,7 +261,9 @@ class _Gang:
             return None
         found = next((c for c in self.checkpoints if c.name == choice.checkpoint), None)
         if found is None:
-            return Decision.to(Fork(choice.checkpoint, self._serial()))
+            return Decision.to(
+                Fork(choice.checkpoint, self._serial()), again=RETRY
+            )  # what refuses it is not ours to see
         if cause := unusable(found):
             return Decision.to(RefuseChoice(f"checkpoint {found.name} {cause}"))
         return Decision.to(Choose(found.name))
