@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from e2e.installation import ROOT, install
-from e2e.lab import Cluster
+from e2e.lab import STEPS, Cluster, training
 
 
 @pytest.fixture(scope="session")
 def bare_cluster() -> Cluster:
     """Without Stasis."""
     subprocess.run([ROOT / "e2e/cluster/up.sh"], check=True, stdout=subprocess.PIPE)
-    script = 'eval "$("$0/e2e/cluster/env.sh")"; printf "%s\\n" "$PATH" "$KUBECONFIG" "$STASIS_E2E_REGISTRY"'
+    script = 'eval "$("$0/e2e/cluster/env.sh")"; env -0'
     out = subprocess.run(["bash", "-c", script, ROOT], check=True, stdout=subprocess.PIPE, text=True).stdout
-    path, kubeconfig, registry = out.splitlines()
-    return Cluster(Path(kubeconfig), path, registry)
+    return Cluster(dict(line.split("=", 1) for line in out.rstrip("\0").split("\0")))
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +33,16 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.kubectl("create", "namespace", name)
     yield name
     cluster.kubectl("delete", "namespace", name)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(bare_cluster: Cluster) -> dict[int, list[str]]:
+    """The log, by rank, of a run that Stasis has nothing to do with."""
+    bare_cluster.kubectl("create", "namespace", "e2e-undisturbed")
+    try:
+        with training(bare_cluster, "undisturbed", "e2e-undisturbed", steps=STEPS, pause=0.05, policy="") as job:
+            job.wait_for_step(0)
+            job.wait_for_end()
+            return {rank: job.lines(rank) for rank in range(job.ranks)}
+    finally:
+        bare_cluster.kubectl("delete", "namespace", "e2e-undisturbed", "--wait=false")

@@ -8,21 +8,23 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from stasis.demo.proof import differences
 
 RANK = "batch.kubernetes.io/job-completion-index"
 TRAIN = Path(__file__).parents[1] / "operator/src/stasis/demo/train.py"
 
 
 class Cluster:
-    """The cluster of a kubeconfig, with the programs in `path` (kubectl, helm). `registry`: where its images are."""
+    """`environment`: that of e2e/cluster/env.sh, which has the cluster's programs, Docker and kubeconfig."""
 
-    def __init__(self, kubeconfig: Path, path: str, registry: str) -> None:
-        self.registry = registry
-        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path}
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.registry = environment["STASIS_E2E_REGISTRY"]
 
     def run(self, *command: str, stdin: str | None = None, check: bool = True, timeout: float = 300) -> str:
         """What it prints; a failure is an AssertionError with all that it said."""
@@ -55,8 +57,10 @@ class Cluster:
 
     def signal(self, node: str, pattern: str, signal: str = "KILL") -> bool:
         """To the processes on a node whose command line matches, as the node sees them; whether there were any."""
-        command = ("docker", "exec", node, "pkill", f"-{signal}", "-f", pattern)
-        return subprocess.run(command, capture_output=True, env=self.environment).returncode == 0
+        command = ("docker", "exec", node, "pkill", f"-{signal}", "-f", "--", pattern)
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
+        assert done.returncode in (0, 1), done.stderr  # 1: there was none
+        return done.returncode == 0
 
     @contextlib.contextmanager
     def only_on(self, *nodes: str) -> Iterator[None]:
@@ -280,6 +284,15 @@ class Job:
         self.cluster.kubectl(
             "-n", self.namespace, "delete", "pods", "-l", f"jobset.sigs.k8s.io/jobset-name={self.name}", check=False
         )
+
+
+STEPS = 60  # of a run that is compared with an undisturbed one
+
+
+def finish(job: Job, undisturbed: Mapping[int, Sequence[str]]) -> None:
+    """Let it train to its end, and see that nothing of its training was lost or repeated."""
+    job.wait_for_end()
+    assert differences({rank: job.lines(rank) for rank in range(job.ranks)}, undisturbed) == []
 
 
 def condition(found: Any, kind: str) -> str:

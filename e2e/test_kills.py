@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable
 
 import pytest
-from e2e.lab import Cluster, Job, training
-from e2e.test_suspend import finish, undisturbed  # noqa: F401  (a fixture)
+from e2e.lab import STEPS, Cluster, Job, finish, training
 
 pytestmark = pytest.mark.e2e
 
 WORKERS = ("stasis-e2e-worker", "stasis-e2e-worker2")
 CONTROLLER, WEBHOOK, AGENT = "-m stasis.controllers", "-m stasis.webhook", "-m stasis.daemon"
-GUARDIAN, INIT = "stasis-guardian", "stasis-init"
 
 
 def everywhere(cluster: Cluster, pattern: str) -> None:
@@ -71,11 +69,11 @@ def killed(job: Job, cluster: Cluster, victim: str, after: float) -> None:
 def test_a_killed_part_loses_nothing(
     cluster: Cluster,
     namespace: str,
-    undisturbed: dict[int, list[str]],  # noqa: F811
+    undisturbed: dict[int, list[str]],
     victim: str,
     after: float,
 ) -> None:
-    with training(cluster, "killed", namespace, steps=60, pause=0.3) as job:
+    with training(cluster, "killed", namespace, steps=STEPS, pause=0.3) as job:
         job.wait_for_step(2)
         killed(job, cluster, victim, after)
         finish(job, undisturbed)

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import pytest
-from e2e.lab import Cluster, Job, training
-
-from stasis.demo.proof import differences
+from e2e.lab import STEPS, Cluster, finish, training
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 60
 FIRST, SECOND = "stasis-e2e-worker", "stasis-e2e-worker2"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, namespace: str) -> dict[int, list[str]]:
-    """The log of a run that Stasis has nothing to do with."""
-    with training(cluster, "undisturbed", namespace, steps=STEPS, pause=0.05, policy="") as job:
-        job.wait_for_step(0)
-        job.wait_for_end()
-        return {rank: job.lines(rank) for rank in range(job.ranks)}
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +27,12 @@ def translate(cluster: Cluster, namespace: str) -> str:
     return "translate"
 
 
-def finish(job: Job, undisturbed: dict[int, list[str]]) -> None:
-    job.wait_for_end()
-    assert differences({rank: job.lines(rank) for rank in range(job.ranks)}, undisturbed) == []
-
-
 def test_a_suspended_job_goes_on_where_it_stopped_on_other_nodes(
     cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]]
 ) -> None:
-    with training(cluster, "gpt2", namespace, steps=STEPS, pause=0.3, spread=False) as job:
+    with ExitStack() as closing:
         with cluster.only_on(FIRST):
+            job = closing.enter_context(training(cluster, "gpt2", namespace, steps=STEPS, pause=0.3, spread=False))
             job.wait_for_step(3)
         before = job.pods()
         checkpoint = job.suspend()
