@@ -37,11 +37,15 @@ crds: ## the CustomResourceDefinitions and docs/api.md, from the types
 
 .PHONY: test
 test: lint ## everything once, as CI runs it; T=PATH for one area
-	$(RUN) -m pytest -q -m 'not slow' $(or $(T),tests)
+	$(RUN) -m pytest -q -m 'not slow' $(or $(T),tests e2e)
 
 .PHONY: test-all
 test-all: lint ## the full matrices (hours)
-	$(RUN) -m pytest -q tests
+	$(RUN) -m pytest -q tests e2e
+
+.PHONY: e2e
+e2e: ## a TrainJob on a real cluster: suspended, resumed, killed at; ALL=1 for the full matrix
+	$(RUN) -m pytest -v $(if $(ALL),,-m 'not slow') e2e
 
 SCHEDULES ?= 100000
 .PHONY: sim

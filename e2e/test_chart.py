@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -27,11 +28,11 @@ def test_an_uninstall_is_refused_while_a_suspended_job_depends_on_it(cluster: Cl
         job.wait_for_step(1)
         job.suspend()
         cluster.run("helm", "uninstall", "stasis", "-n", NAMESPACE, check=False)
-        assert "deployed" in cluster.run("helm", "list", "-n", NAMESPACE, "--all") or cluster.items(
-            "-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/component=controller"
-        )
-        logs = cluster.kubectl("-n", NAMESPACE, "logs", "job/stasis-uninstall-guard")
-        assert f"{namespace}/held" in logs
+        assert f"{namespace}/held" in cluster.kubectl("-n", NAMESPACE, "logs", "job/stasis-uninstall-guard")
+        assert cluster.items("-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/component=controller")
+        # Helm takes the release for one that is being uninstalled, until it is told otherwise.
+        revision = json.loads(cluster.run("helm", "history", "stasis", "-n", NAMESPACE, "-o", "json"))[-1]["revision"]
+        cluster.run("helm", "rollback", "stasis", str(revision), "-n", NAMESPACE, "--wait")
         install(cluster)
         job.resume()
 
@@ -42,6 +43,4 @@ def test_an_uninstall_leaves_jobs_running_and_no_webhook(cluster: Cluster, names
         cluster.run("helm", "uninstall", "stasis", "-n", NAMESPACE, "--wait", "--timeout", "2m")
         assert cluster.items("mutatingwebhookconfigurations", "-l", "app.kubernetes.io/name=stasis") == []
         job.wait_for_step(job.last_step(0) + 3)
-        assert cluster.items("crd", "-l", "app.kubernetes.io/part-of=stasis") != [] or cluster.kubectl(
-            "get", "crd", "trainjobcheckpoints.stasis.dev"
-        )
+        cluster.kubectl("get", "crd", "trainjobcheckpoints.stasis.dev")  # with the checkpoints of all namespaces
