@@ -19,7 +19,6 @@ def install(cluster: Cluster) -> None:
     for name, image in zip(("operator", "agent", "init", "registry"), made.split(), strict=True):
         repository, _, tag = image.rpartition(":")
         values += [f"images.{name}.repository={repository}", f"images.{name}.tag={tag}"]
-    cluster.run("helm", "dependency", "build", CHART)
     options = [option for value in values for option in ("--set-string", value)]
     cluster.run(
         "helm", "upgrade", "--install", "stasis", CHART, "-n", NAMESPACE, "--create-namespace", *options,
