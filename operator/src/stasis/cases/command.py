@@ -65,7 +65,10 @@ def _run_all(cases: list[Case]) -> Iterator[Result]:
             for done in as_completed(pool.submit(one, case) for case in cases):
                 result = done.result()
                 if result.verdict is Verdict.WRONG or not console.is_terminal:
-                    console.print(f"{result.case}: {result.verdict}", highlight=False)
+                    why = f": {result.detail}" if result.verdict is Verdict.WRONG else ""
+                    console.print(
+                        f"{result.case}: {result.verdict}{why}", highlight=False, markup=False, soft_wrap=True
+                    )
                 yield result
         except BaseException:
             pool.shutdown(cancel_futures=True)
