@@ -28,7 +28,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Namespace
-from tests.kube.training import Controllers
+from tests.kube.processes import Controllers
 from tests.support.apiserver import REPO, ApiServer, program, serving
 
 from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs

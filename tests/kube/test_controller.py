@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from lightkube import Client
 from lightkube.resources.core_v1 import Event, Pod
 from tests.kube.objects import policy
-from tests.kube.training import Controllers, Training
+from tests.kube.processes import Controllers
+from tests.kube.training import Training
 
 from stasis.api import names
 from stasis.core.steps import Step

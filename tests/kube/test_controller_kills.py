@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from lightkube import Client
-from tests.kube.training import Controllers, Training
+from tests.kube.processes import Controllers
+from tests.kube.training import Training
 
 from stasis.core.steps import Step
 from stasis.kube.client import JobSets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -55,16 +54,6 @@ def checkpoint(repo: Repository, data: bytes, tag: str, parent: RankReader | Non
     result = store(repo, data, uid=f"uid-{tag}", parent=parent)
     publish(repo, tag, f"uid-{tag}", [result.manifest], {})
     return RankReader(repo, result.manifest)
-
-
-def self_signed(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key."""
-    certificate, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split()
-    command += ["-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={name}"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
 
 
 @pytest.fixture
@@ -409,45 +398,6 @@ def test_a_password_is_handed_over_or_found(
     verify(f"{where}:one")
     with open_checkpoint(f"{where}:one") as opened:
         assert opened.ranks[0].read("pages-1.img", 1 << 30) == noise(16, 2)
-
-
-def test_a_certificate_is_verified(
-    make_registry: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certificate, key = self_signed(tmp_path, "registry")
-    registry = make_registry(tls=f", tls: {{certificate: {certificate}, key: {key}}}")
-    where = f"{registry.host}/ns/job"
-    with open_repository(where, plain_http=False) as repo, pytest.raises(StoreError, match="CERTIFICATE_VERIFY") as bad:
-        repo.tags()
-    assert not bad.value.retryable
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with open_repository(where, plain_http=False) as repo:
-        data = noise(20, 2)
-        assert checkpoint(repo, data, "one").read("pages-1.img", len(data)) == data
-
-
-def test_certificates_are_found_in_certs_d(
-    make_registry: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trust in the registry's, and ours for a registry that lets nobody else in."""
-    certificate, key = self_signed(tmp_path, "registry")
-    ours, our_key = self_signed(tmp_path, "client")
-    registry = make_registry(tls=f", tls: {{certificate: {certificate}, key: {key}, clientcas: [{ours}]}}")
-    folder = tmp_path / "docker" / "certs.d" / registry.host
-    folder.mkdir(parents=True)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    where = f"{registry.host}/ns/job"
-    shutil.copy(certificate, folder / "ca.crt")
-    with open_repository(where, plain_http=False, http=QUICK) as repo, pytest.raises(StoreError):
-        repo.tags()
-    shutil.copy(ours, folder / "client.cert")
-    with pytest.raises(Denied, match=r"client\.cert") as bad:
-        open_repository(where, plain_http=False)
-    assert "NAME.key" in bad.value.remedy
-    shutil.copy(our_key, folder / "client.key")
-    with open_repository(where, plain_http=False) as repo:
-        data = noise(21, 2)
-        assert checkpoint(repo, data, "one").read("pages-1.img", len(data)) == data
 
 
 def test_a_token_is_fetched_and_fetched_again_when_it_expires(proxy: Any, registry: Any) -> None:
