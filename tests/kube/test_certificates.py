@@ -25,6 +25,12 @@ NOW = authority.utcnow()
 LEAVES = ["stasis-agent-tls", "stasis-controller-tls", "stasis-registry-tls", "stasis-webhook-tls"]
 
 
+@pytest.fixture(autouse=True)
+def configuration_of_our_own(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests' webhook keeps the authority that it was registered with."""
+    monkeypatch.setattr(certificates, "CONFIGURATION", f"{namespace}-stasis")
+
+
 def secret(client: Client, namespace: str, name: str) -> dict[str, bytes]:
     found = client.get(Secrets, name, namespace=namespace)
     return {key: base64.b64decode(value) for key, value in found["data"].items()}
@@ -83,11 +89,8 @@ def test_what_is_there_and_current_stays(api: ApiServer, client: Client, namespa
     assert f"stasis-webhook.{namespace}.svc" in dns
 
 
-def test_the_api_server_is_told_whom_to_trust(
-    api: ApiServer, client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"{namespace}-stasis"
-    monkeypatch.setattr(certificates, "CONFIGURATION", name)
+def test_the_api_server_is_told_whom_to_trust(api: ApiServer, client: Client, namespace: str) -> None:
+    name = certificates.CONFIGURATION
     wanted = configuration(1, base64.b64encode(b"-").decode())
     assert wanted.metadata is not None
     wanted.metadata.name = name
