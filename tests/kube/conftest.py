@@ -202,9 +202,9 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def controllers(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
-    """None runs yet."""
+    """None runs yet, and none after the module: others play the controller themselves."""
     controllers = Controllers(api, tmp_path_factory.mktemp("controllers"))
     yield controllers
     controllers.close()

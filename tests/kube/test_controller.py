@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_a_suspend_taken_back_at_once_leaves_the_training_running(training: Trai
     run(training)
     for _ in range(5):
         training.suspend()
-        training.progress(3)
+        time.sleep(0.05)  # in the midst of it, or when it is released already: nobody can tell
         training.resume()
     training.until(lambda: training.runs() and training.settled(), "all is over")
     training.progress()
