@@ -21,7 +21,7 @@ from stasis.agent import cgroups, durable, proctree
 from stasis.agent.freezer import Freezer, GroupGone, now
 from stasis.agent.journal import Broken, FrozenTree, StateDir
 from stasis.agent.network import lock
-from stasis.agent.network.sockets import TcpSockets
+from stasis.agent.network.sockets import TCP_REPAIR, TcpSockets
 from stasis.agent.records import Records
 from stasis.core import machine as m
 from stasis.core.driver import GuardianDriver, Reply
@@ -34,7 +34,6 @@ POLL = 0.25  # seconds between two looks at the records
 GRACE = 5.0  # seconds in which a CRIU whose agent is gone may let go of the tree by itself
 EXEC = 0.3  # seconds in which a CRIU that the agent was just starting has become one
 VOLUME = "stasis"  # of `node`, which needs more than the standard library
-TCP_REPAIR = 19  # linux/tcp.h
 
 
 class Guard:

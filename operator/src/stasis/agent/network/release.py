@@ -16,8 +16,6 @@ from stasis.agent.network.nft import Nft
 from stasis.agent.network.sockets import TcpSocket, TcpSockets
 from stasis.core.connections import State
 
-_TCP_REPAIR = 19  # linux/tcp.h
-
 
 class Gate:
     """One restored rank, its tasks stopped or frozen and its network locked.
@@ -41,11 +39,7 @@ class Gate:
         for s in self._connected():
             if not s.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK):
                 s.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)  # pushes pending frames
-            # Leaving repair mode sends a window probe; it also clears SO_REUSEADDR.
-            reuse = s.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
-            s.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
-            s.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
-            s.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+            s.probe()
 
     def _connected(self) -> Iterator[TcpSocket]:
         return (s for s in self.sockets if s.state not in (State.LISTEN, State.CLOSE, State.SYN_SENT))
