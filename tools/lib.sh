@@ -29,3 +29,18 @@ debian_mirror() {
 	apt-get indextargets --format '$(ORIGIN)|$(REPO_URI)' 'Created-By: Packages' |
 		sed -n 's/^Debian|//p' | grep -v security | head -n 1
 }
+
+# trixie DIR PACKAGE...: unpack packages of Debian trixie, whatever the machine runs, and install none.
+trixie() {
+	local out=$1 tmp apt; shift
+	tmp=$(mktemp -d)
+	mkdir -p "$tmp/state/lists/partial" "$tmp/cache/archives/partial"
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(debian_mirror) trixie main" >"$tmp/sources.list"
+	# Lists of its own: the machine's suites stay as they are.
+	apt=(apt-get -qq -o Dir::Etc::SourceList="$tmp/sources.list" -o Dir::Etc::SourceParts=/dev/null
+		-o Dir::State::Lists="$tmp/state/lists" -o Dir::Cache="$tmp/cache" -o APT::Sandbox::User=root)
+	"${apt[@]}" update >&2
+	(cd "$tmp" && "${apt[@]}" download "$@" >&2) || die "not to be had from Debian trixie: $*"
+	for deb in "$tmp"/*.deb; do dpkg-deb -x "$deb" "$out"; done
+	rm -rf "$tmp"
+}

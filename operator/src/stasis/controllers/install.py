@@ -24,6 +24,7 @@ from stasis.kube.client import (
     configuration,
     connect,
     meta,
+    ready,
     translated,
 )
 from stasis.store.connect import open_repository
@@ -69,7 +70,7 @@ def self_test(client: Client, namespace: str, repository: str) -> list[str]:
         lines.append(f"the API server serves {what} ({found} there)")
     with translated("agents"):
         agents = list(client.list(Pods, namespace=namespace, labels={"app.kubernetes.io/component": "agent"}))
-    unready = [meta(pod)["name"] for pod in agents if not _ready(pod)]
+    unready = [meta(pod)["name"] for pod in agents if not ready(pod)]
     if unready or not agents:
         raise StasisError(
             f"agents that are not ready: {', '.join(unready) or 'all'}", remedy=f"kubectl -n {namespace} logs POD"
@@ -81,12 +82,6 @@ def self_test(client: Client, namespace: str, repository: str) -> list[str]:
         store.tags()
     lines.append(f"checkpoints can go to {repository}")
     return lines
-
-
-def _ready(pod: object) -> bool:
-    assert isinstance(pod, dict)
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _webhook(client: Client, namespace: str) -> None:

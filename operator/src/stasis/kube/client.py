@@ -119,3 +119,9 @@ def annotation(obj: Any, name: str) -> str:
 def label(obj: Any, name: str) -> str:
     """Empty where it is absent."""
     return str((meta(obj).get("labels") or {}).get(name, ""))
+
+
+def ready(pod: Any) -> bool:
+    """By kubelet's condition."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -17,7 +17,7 @@ import stasis
 from stasis.api.names import GROUP, VERSION
 from stasis.api.v1alpha1 import CheckpointPolicy, TrainJobCheckpoint
 from stasis.errors import NotFound, StasisError
-from stasis.kube.client import meta
+from stasis.kube.client import meta, ready
 from stasis.plugin.cluster import INSTALL, Cluster, asked
 from stasis.plugin.names import COMPONENT, INSTALLED
 
@@ -144,7 +144,7 @@ def _nodes(cluster: Cluster) -> Iterator[Found]:
         if pod is None:
             remedy = "jobs on it cannot be checkpointed; see agent.nodeSelector, agent.tolerations of the chart"
             yield Found("nodes", name, "warn", f"no agent, {system}", remedy)
-        elif not _ready(pod):
+        elif not ready(pod):
             remedy = f"kubectl -n {meta(pod)['namespace']} describe pod {meta(pod)['name']}"
             yield Found("nodes", name, "lack", f"its agent is not ready, {system}", remedy)
         else:
@@ -173,13 +173,6 @@ def _agent(cluster: Cluster, node: str, pod: Any, system: str) -> Iterator[Found
 def _metrics_port(pod: Any) -> int:
     ports = [port for c in pod["spec"]["containers"] for port in c.get("ports") or ()]
     return next((int(port["containerPort"]) for port in ports if port.get("name") == "metrics"), 9480)
-
-
-def _ready(pod: Any) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
 def _parts(cluster: Cluster, part: str) -> list[dict[str, Any]]:
     return _listed(cluster, Deployment, part)
 
