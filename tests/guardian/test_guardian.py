@@ -163,6 +163,21 @@ def test_standing_by_too_long_it_owns_no_freeze(bench: Bench) -> None:
     assert wait(lambda: bench.guardians() == [])
 
 
+@pytest.mark.parametrize("bench", ["v2"], indirect=True)
+def test_killed_while_it_is_told_its_deadline_it_is_replaced(bench: Bench) -> None:
+    agent = bench.agent("arm", seconds=5.0)
+    (guardian,) = bench.guardians()
+    os.kill(guardian, signal.SIGSTOP)
+    assert agent.stdin is not None
+    agent.stdin.write("rearm\n")
+    agent.stdin.flush()
+    time.sleep(0.1)
+    os.kill(guardian, signal.SIGKILL)
+    assert bench.answer(agent) == "True"
+    assert guardian not in bench.guardians()
+    bench.kill(agent)
+
+
 def test_killed_while_it_stands_by_it_is_replaced(bench: Bench) -> None:
     agent = bench.agent("arm", seconds=2.0)
     kill_guardian(bench)

@@ -30,6 +30,7 @@ from stasis.errors import CheckpointFailed, DeadlineExceeded, StasisError
 
 SOURCE = Path(stasis.__file__).parents[1]
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from stasis.agent.guardian_main import main; main()"
+EXIT_SECONDS = 1.0  # from the moment when it hangs up until its process is gone
 START_LIMIT = 20.0  # seconds until it answers: a machine that is this slow must not freeze anything
 
 
@@ -79,7 +80,7 @@ class Guardian:
         """
         if deadline != self.tree.deadline and self._channel is not None and self.alive():
             answer = self._ask(self._channel, str(deadline))
-            if answer != str(deadline) and self.alive():
+            if answer != str(deadline) and not self._ends():
                 raise CheckpointFailed(f"rank {self.tree.rank}: its guardian holds no other deadline: {answer}")
         self.tree = replace(self.tree, deadline=deadline)
         return self.ensure()
@@ -115,17 +116,21 @@ class Guardian:
     def join(self, timeout: float | None) -> None:
         """Wait for the guardian to end by itself: after `state.end`, or when the tree is gone. Raises StasisError where
         that takes longer than `timeout` seconds."""
+        self._ring()
+        if not self._ends(timeout):
+            raise StasisError(f"guardian {self._pid()} of rank {self.tree.rank} does not end: {self.last_words()}")
+
+    def _ends(self, timeout: float | None = EXIT_SECONDS) -> bool:
+        """Whether it is gone within `timeout` seconds."""
         pid = self._pid()
         if not pid:
-            return
+            return True
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            return
+            return True
         try:
-            self._ring()
-            if not _readable(fd, timeout):
-                raise StasisError(f"guardian {pid} of rank {self.tree.rank} does not end: {self._last_words()}")
+            return _readable(fd, timeout)
         finally:
             os.close(fd)
 
@@ -190,7 +195,8 @@ class Guardian:
             except ProcessLookupError:
                 pass
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The last line of its log."""
         lines = self.state.log_text(self.tree.name).splitlines()
         return lines[-1] if lines else "no log"
 

@@ -75,7 +75,7 @@ class GuardianPort:
         if started:  # this thread goes on to see whether it dies
             guardian.join(None)
             if guardian is self._guardian:
-                log.info("rank %d: its guardian has ended", self._rank)
+                log.info("rank %d: its guardian has ended: %s", self._rank, guardian.last_words())
                 reply(m.GuardianLost())
 
     def _tree(self, op: str, deadline: float) -> FrozenTree:
