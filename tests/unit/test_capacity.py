@@ -81,3 +81,10 @@ def test_a_container_that_is_too_small_is_refused_with_both_values() -> None:
         "0 huge pages of 1024 MiB are free, the checkpoint holds 1",
     ):
         assert text in str(refused.value)
+
+
+def test_a_node_without_the_memory_is_named() -> None:
+    crowded = ContainerRoom(None, None, {}, available=3 * GIB)
+    require_container(crowded, memory=3 * GIB, threads=1, huge_pages={})
+    with pytest.raises(ResourceShort, match="node has 3072 MiB of memory to give, the checkpoint holds 4096 MiB"):
+        require_container(crowded, memory=4 * GIB, threads=1, huge_pages={})

@@ -55,6 +55,7 @@ def container_room(pid1: int) -> ContainerRoom:
         memory=None if memory >= UNLIMITED else memory,
         threads=None if threads >= UNLIMITED else threads,
         huge_pages=huge_pages_free(),
+        available=max(0, _available() - MARGIN),
     )
 
 

@@ -79,11 +79,13 @@ def plan(size: int, room: Amounts, *, releases: bool, kept: Amounts | None = Non
 
 @dataclass(frozen=True)
 class ContainerRoom:
-    """What a new container gives a tree: None is no limit. `huge_pages`: size of a page -> free ones."""
+    """What a new container gives a tree: None is no limit. `huge_pages`: size of a page -> free ones; `available`:
+    memory of the node, in bytes."""
 
     memory: int | None
     threads: int | None
     huge_pages: Mapping[int, int]
+    available: int | None = None
 
 
 def require_container(room: ContainerRoom, *, memory: int, threads: int, huge_pages: Mapping[int, int]) -> None:
@@ -91,6 +93,8 @@ def require_container(room: ContainerRoom, *, memory: int, threads: int, huge_pa
     short: list[str] = []
     if room.memory is not None and memory > room.memory:
         short.append(f"its memory limit leaves {_mib(room.memory)}, the checkpoint holds {_mib(memory)}")
+    if room.available is not None and memory > room.available:
+        short.append(f"the node has {_mib(room.available)} of memory to give, the checkpoint holds {_mib(memory)}")
     if room.threads is not None and threads > room.threads:
         short.append(f"its limit of pids leaves {room.threads}, the checkpoint holds {threads} threads")
     for size, count in sorted(huge_pages.items()):
@@ -100,7 +104,7 @@ def require_container(room: ContainerRoom, *, memory: int, threads: int, huge_pa
     if short:
         raise ResourceShort(
             f"the new container is too small: {_joined(short)}",
-            remedy="give it at least the resources that the old one had",
+            remedy="give it at least the resources that the old one had, on a node that has them",
         )
 
 
