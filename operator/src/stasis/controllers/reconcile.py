@@ -3,7 +3,6 @@ and then comes again with another view: two controllers at once do no harm."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from stasis.controllers.checks import Checks
 from stasis.controllers.choices import Choices
 from stasis.controllers.description import container_id, describe
 from stasis.controllers.events import Teller
+from stasis.controllers.keeping import Keeping
 from stasis.controllers.live import Live
 from stasis.controllers.metrics import Metrics
 from stasis.controllers.observe import condition, holds, is_copy, pod_rank, seconds, unprepared
@@ -38,8 +38,7 @@ from stasis.core.decide import decide
 from stasis.core.frames import Home
 from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
-from stasis.core.retention import over_quota
-from stasis.errors import NotFound, StasisError, StoreError
+from stasis.errors import StasisError, StoreError
 from stasis.kube.client import Checkpoints, JobSets, meta, translated, unless_changed
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,7 @@ class Reconciler:
         self._checks = Checks(agents, teller, seen, again)
         self._registry = Registry(client, teller)
         self._neighbours = Neighbours(client, teller)
+        self._keeping = keeping = Keeping(client, seen, self._registry, teller, metrics, self._patch)
         choices = Choices(client, seen, teller, self._patch)
         self._handlers: Mapping[type, Callable[[Live, Any], Awaitable[None]]] = {
             a.Drive: self._drive,
@@ -88,12 +88,12 @@ class Reconciler:
             a.Mark: self._mark,
             a.OpenResume: self._open_resume,
             a.Fail: self._fail,
-            a.Publish: self._publish,
+            a.Publish: keeping.publish,
             a.StartFresh: self._start_fresh,
             a.Word: self._word,
-            a.Orphan: self._orphan,
-            a.Expire: self._expire,
-            a.LetGo: self._let_go,
+            a.Orphan: keeping.orphan,
+            a.Expire: keeping.expire,
+            a.LetGo: keeping.let_go,
             a.Check: self._check,
             a.Choose: choices.choose,
             a.PassOver: choices.pass_over,
@@ -162,7 +162,7 @@ class Reconciler:
         if refused := self._refused(seen, checkpoint, pods):
             await self._fail_with(seen, checkpoint, *refused)
             return
-        if no_room := await self._make_room(seen):
+        if no_room := await self._keeping.make_room(seen):
             await self._fail_with(seen, checkpoint, "NotTaken", no_room)
             return
         repository = self._repository(seen, checkpoint)
@@ -207,7 +207,7 @@ class Reconciler:
     async def _begin_restore(self, seen: Live, action: a.BeginRestore) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         pods = [seen.pods[pod.uid] for pod in action.pods]
-        repository, manifests = checkpoint["status"]["repository"], _manifests(checkpoint)
+        repository, manifests = checkpoint["status"]["repository"], status.manifests_of(checkpoint)
         needs = await self._registry.call(seen, repository, stored.look, manifests)
         description = describe(
             checkpoint,
@@ -253,7 +253,7 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         try:
             needs = await self._registry.call(
-                seen, checkpoint["status"]["repository"], stored.look, _manifests(checkpoint)
+                seen, checkpoint["status"]["repository"], stored.look, status.manifests_of(checkpoint)
             )
         except StoreError as error:
             if error.retryable:
@@ -306,45 +306,6 @@ class Reconciler:
         await self._patch(checkpoint, status.failed(checkpoint, reason, message))
         await self._teller.tell(seen.job, reason, f"{meta(checkpoint)['name']}: {message}", warning=True)
 
-    async def _publish(self, seen: Live, action: a.Publish) -> None:
-        checkpoint = seen.checkpoint(action.checkpoint)
-        found = checkpoint["status"]
-        config = {
-            "trainJob": checkpoint["spec"]["trainJob"],
-            "namespace": seen.key[0],
-            "checkpoint": action.checkpoint,
-            "container": found.get("container", ""),
-            "created": found.get("completionTime") or status.now(),
-            "worldSize": found["worldSize"],
-        }
-        put = await self._registry.call(
-            seen,
-            found["repository"],
-            stored.put_tag,
-            action.checkpoint,
-            meta(checkpoint)["uid"],
-            _manifests(checkpoint),
-            config,
-        )
-        ranks = [
-            {
-                **rank,
-                "addresses": list(put.addresses.get(rank["rank"], ())),
-                "memoryBytes": put.memory.get(rank["rank"], 0),
-                "storedBytes": put.stored.get(rank["rank"], 0),
-            }
-            for rank in found.get("ranks") or ()
-        ]
-        change = {
-            "tag": action.checkpoint,
-            "index": put.index,
-            "ranks": ranks,
-            "memoryBytes": sum(put.memory.values()),
-            "storedBytes": put.total,
-            "size": status.size(put.total),
-        }
-        await self._patch(checkpoint, change)
-
     async def _start_fresh(self, seen: Live, action: a.StartFresh) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         cause = condition(checkpoint, ConditionType.RESTORED).get("message", "")
@@ -361,72 +322,6 @@ class Reconciler:
             self._seen.pod(obj, False)
             text = f"pod {pod.name} was not there when its gang was restored: it runs its command"
             await self._teller.tell(seen.job, "PlaceholderReleased", text)
-
-    async def _orphan(self, seen: Live, action: a.Orphan) -> None:
-        checkpoint = seen.checkpoint(action.checkpoint)
-        await self._patch(checkpoint, status.orphaned(checkpoint))
-
-    async def _expire(self, seen: Live, action: a.Expire) -> None:
-        """Said in the status first: that is refused where somebody has come to need it meanwhile."""
-        checkpoint = seen.checkpoint(action.checkpoint)
-        await self._patch(checkpoint, status.expired(checkpoint, action.message))
-        await self._delete(action.checkpoint, meta(checkpoint)["namespace"], action.message)
-
-    async def _delete(self, name: str, namespace: str, why: str) -> None:
-        with contextlib.suppress(NotFound), translated(f"checkpoint {namespace}/{name}"):
-            await self._client.delete(Checkpoints, name, namespace=namespace)
-        log.info("checkpoint %s/%s is deleted: %s", namespace, name, why)
-
-    async def _make_room(self, seen: Live) -> str:
-        """Within what the policy allows the namespace; why there is none, else empty."""
-        limit = seen.policy.retention.max_bytes_int
-        if limit is None:
-            return ""
-        there = self._seen.stored(seen.key[0])
-        gone, fits = over_quota(there, limit)
-        for name in gone:
-            await self._delete(name, seen.key[0], f"the namespace's checkpoints take more than {status.size(limit)}")
-        taken = sum(one.size for one in there if one.name not in gone)
-        return (
-            ""
-            if fits
-            else f"the namespace's checkpoints take {status.size(taken)}, its policy allows {status.size(limit)}"
-        )
-
-    async def _let_go(self, seen: Live, action: a.LetGo) -> None:
-        checkpoint = seen.checkpoint(action.checkpoint)
-        found = checkpoint.get("status") or {}
-        if manifests := await self._unshared(seen, checkpoint):
-            try:
-                await self._registry.call(seen, found["repository"], stored.remove, found.get("index", ""), manifests)
-            except StoreError as error:
-                self._metrics.collection_failures.inc()
-                if error.retryable:
-                    raise
-                text = f"{action.checkpoint} is deleted, its bytes stay in {found['repository']}: {error}"
-                await self._teller.tell(seen.job, "NotRemoved", text, warning=True)
-        left = [name for name in meta(checkpoint).get("finalizers") or () if name != HOLD_FINALIZER]
-        change = {"metadata": {"resourceVersion": meta(checkpoint)["resourceVersion"], "finalizers": left}}
-        namespace = meta(checkpoint)["namespace"]
-        try:
-            with translated(f"checkpoint {action.checkpoint}"):
-                await self._client.patch(
-                    Checkpoints, action.checkpoint, change, namespace=namespace, patch_type=PatchType.MERGE
-                )
-        except NotFound:
-            pass
-
-    async def _unshared(self, seen: Live, checkpoint: Any) -> dict[int, str]:
-        """Manifests of a checkpoint that is being deleted, but for those that copies of it refer to (rule 31)."""
-        manifests, namespace = _manifests(checkpoint), meta(checkpoint)["namespace"]
-        if not manifests:
-            return {}
-        shared: set[str] = set()
-        with translated(f"checkpoints of {namespace}"):
-            async for other in self._client.list(Checkpoints, namespace=namespace):
-                if meta(other)["uid"] != meta(checkpoint)["uid"]:
-                    shared.update(_manifests(other).values())
-        return {} if shared & set(manifests.values()) else manifests
 
     async def _patch(self, checkpoint: Any, change: dict[str, Any]) -> None:
         """Of its status. Raises Conflict where it is no longer as it was read."""
@@ -451,14 +346,6 @@ def _home(checkpoint: Any) -> Home:
     return Home(about["namespace"], about["name"], about["uid"])
 
 
-def _manifests(checkpoint: Any) -> dict[int, str]:
-    """Of a committed checkpoint: rank -> digest. Only what its Commit says counts (rule 27)."""
-    for entry in (checkpoint.get("status") or {}).get("operations") or ():
-        if entry["kind"] != str(Kind.RESTORE) and (commit := status.commit_of(entry)) is not None:
-            return dict(commit.manifests)
-    return {}
-
-
 def _parents(seen: Live, checkpoint: Any, repository: str) -> dict[int, str]:
     """Manifests of the last checkpoint in the same repository, unless they were found to be lost."""
     job = meta(seen.job)["uid"]
@@ -469,7 +356,7 @@ def _parents(seen: Live, checkpoint: Any, repository: str) -> dict[int, str]:
         if condition(other, ConditionType.FAILED).get("reason") == PARENT_LOST:
             return {}
         if holds(other, ConditionType.DURABLE) and other["status"].get("repository") == repository:
-            return _manifests(other)
+            return status.manifests_of(other)
     return {}
 
 

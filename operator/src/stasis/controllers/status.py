@@ -144,6 +144,14 @@ def commit_of(entry: Mapping[str, Any]) -> Record | None:
     return next((parse(dict(r)) for r in entry.get("records") or () if r["verdict"] == Verdict.COMMIT), None)
 
 
+def manifests_of(checkpoint: Any) -> dict[int, str]:
+    """Of a committed checkpoint: rank -> digest. Only what its Commit says counts (rule 27)."""
+    for entry in (checkpoint.get("status") or {}).get("operations") or ():
+        if entry["kind"] != str(Kind.RESTORE) and (commit := commit_of(entry)) is not None:
+            return dict(commit.manifests)
+    return {}
+
+
 def _saved(obj: Any, commit: Record, outcome: Outcome, results: Results) -> Status:
     ranks = {rank["rank"]: dict(rank) for rank in obj["status"].get("ranks") or ()}
     for rank, manifest in commit.manifests.items():
