@@ -15,7 +15,7 @@ from stasis.controllers.live import Live
 from stasis.controllers.observe import FORK_OF, checkpoint_of
 from stasis.controllers.seen import Seen, pods_of
 from stasis.core import actions as a
-from stasis.core.decide import unusable
+from stasis.core.lineage import unusable
 from stasis.errors import NotFound, Unavailable
 from stasis.kube.client import Checkpoints, Pods, annotation, meta, translated
 
@@ -36,6 +36,13 @@ class Choices:
     async def choose(self, live: Live, action: a.Choose) -> None:
         checkpoint = live.checkpoint(action.checkpoint)
         await self._patch(checkpoint, status.chosen(checkpoint))
+
+    async def go_back(self, live: Live, action: a.GoBack) -> None:
+        checkpoint = live.checkpoint(action.checkpoint)
+        await self._patch(checkpoint, status.gone_back(checkpoint))
+        lost = f"ranks {list(action.lost)} are lost" if len(action.lost) > 1 else f"rank {action.lost[0]} is lost"
+        text = f"{lost}: all ranks go back to checkpoint {action.checkpoint}, the last one that is complete"
+        await self._teller.tell(live.job, "RolledBack", text, warning=True)
 
     async def pass_over(self, live: Live, action: a.PassOver) -> None:
         checkpoint = live.checkpoint(action.checkpoint)

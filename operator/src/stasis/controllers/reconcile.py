@@ -96,6 +96,7 @@ class Reconciler:
             a.LetGo: keeping.let_go,
             a.Check: self._check,
             a.Choose: choices.choose,
+            a.GoBack: choices.go_back,
             a.PassOver: choices.pass_over,
             a.Fork: choices.fork,
             a.RefuseChoice: choices.refuse,

@@ -240,6 +240,11 @@ def chosen(obj: Any) -> Status:
     return {"conditions": with_condition(obj, ConditionType.CURRENT, True, "Chosen", "the job is resumed from it")}
 
 
+def gone_back(obj: Any) -> Status:
+    text = "ranks were lost: the job is resumed from it"
+    return {"conditions": with_condition(obj, ConditionType.CURRENT, True, "RolledBack", text)}
+
+
 def passed_over(obj: Any, other: str) -> Status:
     message = f"the job is resumed from {other}"
     return {"conditions": with_condition(obj, ConditionType.CURRENT, False, "PassedOver", message)}

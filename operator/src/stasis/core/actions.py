@@ -131,6 +131,14 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
+class GoBack:
+    """Ranks of the gang are lost, and no newer checkpoint can be made: all of them are to go back to this one."""
+
+    checkpoint: str
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PassOver:
     """The job is not to be resumed from this one, but from `chosen`."""
 
@@ -176,6 +184,6 @@ class LetGo:
 
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
-    | Word | Orphan | Expire | LetGo | Check | Choose | PassOver | Fork | RefuseChoice
+    | Word | Orphan | Expire | LetGo | Check | Choose | GoBack | PassOver | Fork | RefuseChoice
     | TellNamesakes
 )  # fmt: skip

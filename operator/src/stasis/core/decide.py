@@ -21,6 +21,7 @@ from stasis.core.actions import (
     Expire,
     Fail,
     Fork,
+    GoBack,
     LetGo,
     Mark,
     OpenResume,
@@ -34,7 +35,8 @@ from stasis.core.actions import (
     Word,
 )
 from stasis.core.gate import Gate, Held, Open, Resume, Suspend
-from stasis.core.plan import Kind, Outcome
+from stasis.core.lineage import last, to_go_back_to, unusable
+from stasis.core.plan import Kind
 from stasis.core.records import Verdict
 from stasis.core.retention import Stored, Verdicts, of_gone_job, of_job
 from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Use, View
@@ -96,18 +98,6 @@ def stored(view: View) -> list[Stored]:
             needed |= _Gang(view, view.job, view.jobset, own).needed()
         found += [Stored(c.name, c.completed_at, c.size, c.name in needed) for c in own]
     return found
-
-
-def unusable(checkpoint: Checkpoint) -> str:
-    """Why no job can be resumed from it; empty where one can."""
-    operation = checkpoint.operation
-    if checkpoint.deleting or checkpoint.lost:
-        return "is deleted, or its bytes are gone"
-    if checkpoint.failed:
-        return f"failed: {checkpoint.failed.message}"
-    if operation is None or not operation.concluded or operation.outcome not in (Outcome.RELEASED, Outcome.CONTINUED):
-        return "is not complete"
-    return ""
 
 
 def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
@@ -190,7 +180,7 @@ class _Gang:
 
     def needed(self) -> set[str]:
         """Checkpoints that something depends on."""
-        names = {self.current.name} if self.current else set()
+        names = {one.name for one in (self.current, last(self.checkpoints)) if one}
         if isinstance(self.jobset.gate, Held):
             names.add(self.jobset.gate.checkpoint)
         stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
@@ -310,6 +300,9 @@ class _Gang:
             return Decision(self._gate(Suspend(self.current.name)))
         if self.job.discard:
             return self._let_go("Discarded", "suspended without a checkpoint, as its annotation asks")
+        if back := to_go_back_to(self.checkpoints, self.view.pods, range(self.jobset.ranks)):
+            checkpoint, lost = back
+            return Decision.to(GoBack(checkpoint.name, tuple(lost)))
         if stray := self._stray():
             return Decision.to(Word(stray))
         running, finished = self._gang()

@@ -173,6 +173,8 @@ def _agent(cluster: Cluster, node: str, pod: Any, system: str) -> Iterator[Found
 def _metrics_port(pod: Any) -> int:
     ports = [port for c in pod["spec"]["containers"] for port in c.get("ports") or ()]
     return next((int(port["containerPort"]) for port in ports if port.get("name") == "metrics"), 9480)
+
+
 def _parts(cluster: Cluster, part: str) -> list[dict[str, Any]]:
     return _listed(cluster, Deployment, part)
 
