@@ -237,6 +237,13 @@ def test_what_cannot_be_restored_waits_for_the_user() -> None:
     assert due(replace(wanted, job=replace(JOB, generation=6))) == [a.OpenResume("gpt-1", 2)]
 
 
+def test_placeholders_that_do_not_fit_are_suspended_again_until_the_user_says_something() -> None:
+    refused = replace(SAVED, use=Use.FAILED, seen=4)
+    assert due(with_checkpoint(RESUMED, refused)) == [a.SetGate(Held("gpt-1"))]
+    edited = replace(with_checkpoint(RESUMED, refused), job=replace(JOB, generation=5))
+    assert due(edited) == [a.BeginRestore("gpt-1", 2, PLACEHOLDERS)]
+
+
 def test_what_cannot_be_restored_begins_anew_where_the_policy_says_so() -> None:
     fresh = Policy(start_fresh=True)
     ended = replace(SAVED, restore=restore(outcome=Outcome.ABANDONED, concluded=True), use=Use.FAILED, seen=4)

@@ -26,6 +26,7 @@ from stasis.controllers.checks import Checks
 from stasis.controllers.choices import Choices
 from stasis.controllers.description import container_id, describe
 from stasis.controllers.events import Teller
+from stasis.controllers.fixed import changed, fixed
 from stasis.controllers.keeping import Keeping
 from stasis.controllers.live import Live
 from stasis.controllers.metrics import Metrics
@@ -184,6 +185,7 @@ class Reconciler:
             "policy": seen.policy_name,
             "repository": repository,
             "container": seen.policy.container,
+            "fixed": fixed(pods[0]),
             "worldSize": description.args["*"]["world_size"],
             "startTime": status.now(),
             "message": "",
@@ -208,6 +210,10 @@ class Reconciler:
     async def _begin_restore(self, seen: Live, action: a.BeginRestore) -> None:
         checkpoint = seen.checkpoint(action.checkpoint)
         pods = [seen.pods[pod.uid] for pod in action.pods]
+        if difference := changed(checkpoint["status"], pods, copy=is_copy(checkpoint)):
+            text = f"{difference} (give the job what it had, or resume it from another checkpoint)"
+            await self._not_restorable(seen, checkpoint, "Changed", text)
+            return
         repository, manifests = checkpoint["status"]["repository"], status.manifests_of(checkpoint)
         needs = await self._registry.call(seen, repository, stored.look, manifests)
         description = describe(
@@ -260,9 +266,7 @@ class Reconciler:
             if error.retryable:
                 await self._teller.tell(seen.job, error.reason, f"not resumed yet: {error}", warning=True)
                 raise
-            generation = int(meta(seen.job)["generation"])
-            await self._patch(checkpoint, status.not_restorable(checkpoint, error.reason, str(error), generation))
-            await self._teller.tell(seen.job, "NotRestorable", f"{action.checkpoint}: {error}", warning=True)
+            await self._not_restorable(seen, checkpoint, error.reason, str(error))
             return
         keep = seen.policy.addresses is not Addresses.TRANSLATE and not is_copy(checkpoint)
         stamp = Stamp(
@@ -275,6 +279,12 @@ class Reconciler:
         )
         await self._write_gate(seen, Resume(stamp))
         await self._teller.tell(seen.job, "Resuming", f"from checkpoint {action.checkpoint}")
+
+    async def _not_restorable(self, seen: Live, checkpoint: Any, reason: str, message: str) -> None:
+        """Not as the job is now."""
+        generation = int(meta(seen.job)["generation"])
+        await self._patch(checkpoint, status.not_restorable(checkpoint, reason, message, generation))
+        await self._teller.tell(seen.job, "NotRestorable", f"{meta(checkpoint)['name']}: {message}", warning=True)
 
     async def _mark(self, seen: Live, action: a.Mark) -> None:
         await self._annotate(seen, names.RESTORE, str(action.generation))

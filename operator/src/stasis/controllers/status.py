@@ -8,6 +8,7 @@ from typing import Any
 
 from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
 from stasis.controllers.description import Description
+from stasis.controllers.fixed import image
 from stasis.controllers.observe import (
     ORPHANED,
     RANK_LOST,
@@ -97,6 +98,8 @@ def _ranks(status: Status, description: Description, pods: Iterable[Any]) -> lis
             "addresses": list(addresses),
             "podIP": addresses[-1] if len(addresses) > 1 else "",
         }
+        if description.spec.kind is not Kind.RESTORE:
+            entry["image"] = image(pod)
     return [entry for _, entry in sorted(known.items())]
 
 
@@ -254,7 +257,7 @@ def forked(obj: Any, serial: int, origin: Any) -> Status:
     """Of a copy of a checkpoint, for another job: the same bytes by the same digests."""
     there = origin["status"]
     made = next(entry for entry in there["operations"] if entry["kind"] != str(Kind.RESTORE))
-    kept = ("repository", "container", "index", "tag", "worldSize", "memoryBytes", "storedBytes", "size")
+    kept = ("repository", "container", "fixed", "index", "tag", "worldSize", "memoryBytes", "storedBytes", "size")
     known = ("rank", "image", "manifest", "addresses", "memoryBytes", "storedBytes", "fingerprint")
     status: Status = {key: there[key] for key in kept if key in there} | {
         "serial": serial,

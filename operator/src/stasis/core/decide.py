@@ -398,7 +398,8 @@ class _Gang:
         if generation == 0:  # it still is what was released
             return Decision(self._gate(Held(current.name)))
         restore = current.restore
-        if restore is not None and restore.serial == generation:
+        refused = current.use is Use.FAILED and current.seen >= self.job.generation
+        if refused or (restore is not None and restore.serial == generation):
             return self._not_restored(current)
         assert current.operation is not None
         found = self._placeholders(Incarnation(current.uid, generation))

@@ -98,7 +98,7 @@ class RankStatus(Model):
     pod: Annotated[str, Field(max_length=253)] = ""
     node: Annotated[str, Field(max_length=253)] = ""
     container: Annotated[str, Field(max_length=63)] = ""
-    image: Annotated[str, Field(max_length=1024, description="Digest of the container's image.")] = ""
+    image: Annotated[str, Field(max_length=1024, description="The container's: its name, and its digest.")] = ""
     manifest: Annotated[Digest | None, Field(description="Of the rank's part of the checkpoint.")] = None
     addresses: Annotated[
         list[Annotated[str, Field(max_length=64)]],
@@ -129,6 +129,10 @@ class TrainJobCheckpointStatus(Model):
     container: Annotated[str, Field(max_length=63)] = ""
     index: Annotated[Digest | None, Field(description="Of the image index that names all ranks.")] = None
     tag: Annotated[str, Field(max_length=128)] = ""
+    fixed: Annotated[
+        dict[str, Annotated[str, Field(max_length=32768)]],
+        Field(max_length=16, description="What a restore's containers must agree in; values of variables are hashed."),
+    ] = {}
     world_size: Annotated[int | None, Field(ge=1, json_schema_extra={"format": "int32"})] = None
     ranks: Annotated[list[RankStatus], Field(max_length=4096, json_schema_extra=list_map("rank"))] = []
     operations: Annotated[
