@@ -174,3 +174,19 @@ def test_a_reader_goes_on_after_an_error_that_passed(tmp_path: Path) -> None:
         reader.read("pages-1.img", len(data))
     repo.broken = False
     assert reader.read("pages-1.img", len(data)) == data
+
+
+def test_a_chain_of_checkpoints_does_not_keep_every_pack_for_the_little_that_stays_of_it(tmp_path: Path) -> None:
+    """Of what each checkpoint adds a hundredth stays for ever."""
+    rng = np.random.default_rng(3)
+    repo = LayoutRepository(tmp_path)
+    kept: list[bytes] = []
+    parent: RankReader | None = None
+    for turn in range(40):
+        kept.append(rng.bytes(5 * PAGE))
+        data = b"".join(kept) + rng.bytes(2 * MIB)
+        result = store(repo, data, parent, uid=f"uid{turn}")
+        parent = RankReader(repo, result.manifest.digest)
+    assert parent is not None
+    assert int(parent.index.packs["size"].sum()) <= 2 * len(data) + MIB
+    assert parent.read("pages-1.img", len(data)) == data

@@ -7,20 +7,35 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stasis.store.index import CHUNKS, FRAMES, PACKS, Index, build
 
 _NOWHERE = 0xFFFFFFFF  # the frame of a chunk that is not placed yet
+WORTH = 0.5  # of a pack's bytes have to be in use for it to be kept by another checkpoint
 
 
 class Parent:
-    """The chunks of an earlier checkpoint that may be referred to: those in packs found to be there."""
+    """The chunks of an earlier checkpoint that may be referred to: those in packs found to be there.
+
+    And worth it. A pack stays whole as long as anything in it is in use, so what the others have left behind in it is
+    stored once more: however long a chain of checkpoints is, its last one keeps 1 / WORTH of what it needs at most.
+    """
 
     def __init__(self, index: Index, usable_packs: Sequence[bool]) -> None:
         self.index = index
-        usable = np.array(usable_packs, bool)[index.frames["pack"]][index.chunks["frame"]]
+        packs = np.array(usable_packs, bool) & (_in_use(index) >= WORTH * index.packs["size"])
+        usable = packs[index.frames["pack"]][index.chunks["frame"]]
         digests = index.chunks["digest"].tolist()
         self.chunks = {digests[number]: number for number in np.flatnonzero(usable).tolist()}
+
+
+def _in_use(index: Index) -> NDArray[np.float64]:
+    """Stored bytes of each pack that the checkpoint uses; of a frame by the part of it that its chunks are."""
+    frames, chunks = index.frames, index.chunks
+    raw = np.bincount(chunks["frame"], chunks["length"], len(frames))
+    used = np.bincount(frames["pack"], raw * frames["stored"] / frames["raw"], len(index.packs))
+    return used.astype(np.float64)  # weighted sums, which numpy's types take for counts
 
 
 class Tables:
