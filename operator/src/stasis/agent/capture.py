@@ -19,7 +19,7 @@ from stasis.agent.files.capture import areas, capture
 from stasis.agent.network import images
 from stasis.agent.network.translate import Bound
 from stasis.agent.node import Job, Node
-from stasis.agent.pipes import Copied, Held, Spilled, Stream
+from stasis.agent.pipes import Buffers, Copied, Held, Spilled, Stream
 from stasis.agent.stream import Capture
 from stasis.core.capacity import Mode
 from stasis.core.connections import Connection
@@ -79,28 +79,29 @@ class Captured:
 
 
 def capture_tree(
-    node: Node, criu: Criu, pid1: int, root: int, cgroup: int, job: Job, mode: Mode, *, timeout: float
+    node: Node, criu: Criu, pid1: int, root: int, cgroup: int, job: Job, mode: Mode, buffers: Buffers, *, timeout: float
 ) -> Captured:
-    """Capture the frozen tree below `root` (its pid inside the container); `cgroup`: its freezer's descriptor."""
+    """Capture the frozen tree below `root` (its pid inside the container); `cgroup`: its freezer's descriptor;
+    `buffers`: for copies."""
 
     def make(name: str) -> Stream:
         if not name.startswith(("pages-", "ghost-file-")):
             return Small(name)
         if mode is Mode.HOLD:
             return Held()
-        return Copied(node.buffers) if mode is Mode.COPY else Spilled(node.state)
+        return Copied(buffers) if mode is Mode.COPY else Spilled(node.state)
 
     server, _ = criu.dump(pid1, root, cgroup, lambda folder: Capture(folder, make), timeout=timeout)
     streams = server.streams
     try:
-        return _describe(node, pid1, root, job, streams)
+        return _describe(node, pid1, root, job, streams, buffers)
     except BaseException:
         for stream in streams.values():
             stream.close()
         raise
 
 
-def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Stream]) -> Captured:
+def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Stream], buffers: Buffers) -> Captured:
     def read(name: str) -> bytes:
         stream = streams.get(name)
         if not isinstance(stream, Small):
@@ -128,7 +129,7 @@ def _describe(node: Node, pid1: int, root: int, job: Job, streams: dict[str, Str
         if job.releases:
             captured.areas[area.name] = lambda reading=reading: reading  # type: ignore[misc]
         else:
-            copy = Copied(node.buffers)
+            copy = Copied(buffers)
             copy.put(reading)
             captured.copies.append(copy)
             captured.areas[area.name] = copy.pieces

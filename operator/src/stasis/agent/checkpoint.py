@@ -21,6 +21,7 @@ from stasis.agent.network import diag, lock, options
 from stasis.agent.network.nft import Nft
 from stasis.agent.network.sockets import TcpSockets, drain
 from stasis.agent.node import Job, Node
+from stasis.agent.pipes import Buffers
 from stasis.agent.rank import Args, Rank, Result
 from stasis.agent.reserve import Reservation
 from stasis.agent.storing import MEMORY, Storing
@@ -65,6 +66,7 @@ class CheckpointRank(Rank):
         )
         self._progress = progress
         self._announce = announce
+        self._buffers = Buffers()
         self._captured: Captured | None = None
         self._sockets: TcpSockets | None = None
         self._options: options.Options = {}
@@ -121,7 +123,7 @@ class CheckpointRank(Rank):
             name = f"{job.uid}.{job.rank}"
             self._reservation = self.node.ledger.reserve(name, size, releases=job.releases, kept=kept)
         if self._reservation.plan.mode is Mode.COPY:
-            self.node.buffers.reserve(size)
+            self._buffers.reserve(size)
 
     # Frozen.
 
@@ -190,6 +192,7 @@ class CheckpointRank(Rank):
                 freezer.fd,
                 self.job,
                 self._reservation.plan.mode,
+                self._buffers,
                 timeout=DUMP_SECONDS,
             )
         if self.tree[2].state() != "frozen":
@@ -222,8 +225,7 @@ class CheckpointRank(Rank):
             assert captured is not None
             assert storing is not None
             self._manifest = storing.write(captured, lambda: self._config(captured, args), self._announce)
-            captured.close()
-            self._captured = None
+            self._forget_captured()
         return self._manifest
 
     def _config(self, captured: Captured, args: Args) -> RankConfig:
@@ -272,10 +274,14 @@ class CheckpointRank(Rank):
         self._close()
         return {}
 
-    def _close(self) -> None:
+    def _forget_captured(self) -> None:
         if self._captured is not None:
             self._captured.close()
             self._captured = None
+        self._buffers.trim()
+
+    def _close(self) -> None:
+        self._forget_captured()
         if self._storing is not None:
             self._storing.close()
             self._storing = None

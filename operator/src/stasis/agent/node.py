@@ -1,4 +1,4 @@
-"""What all ranks on a node share: the bundled CRIU, its image codec, buffers, and where state is kept."""
+"""What all ranks on a node share: the bundled CRIU, its image codec, and where state is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from stasis.agent import provision
 from stasis.agent.criu import Criu, Journal
 from stasis.agent.criu_images import ImageCodec
 from stasis.agent.files.worker import Worker
-from stasis.agent.pipes import Buffers
 from stasis.agent.reader.client import Reader
 from stasis.agent.reader.process import Process
 from stasis.agent.reserve import Ledger
@@ -30,7 +29,6 @@ class Node:
 
     state: Path
     bundle: Path = field(default_factory=provision.criu)
-    buffers: Buffers = field(default_factory=Buffers)
     host: str = "/"
     journal: Journal = contextlib.nullcontext  # of processes that must not outlive the agent
     _idle: list[Process] = field(default_factory=list)
@@ -77,7 +75,6 @@ class Node:
         return Reader(self.bundle, repository, manifest, process=process)
 
     def close(self) -> None:
-        self.buffers.trim()
         while self._idle:
             self._idle.pop().close()
         while self._workers:

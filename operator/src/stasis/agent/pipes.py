@@ -109,7 +109,7 @@ class Held:
 
 
 class Buffers:
-    """Memory faulted in before the freeze, in pieces of `CHUNK` bytes, used again from one checkpoint to the next."""
+    """Memory of one rank's checkpoint, faulted in before the freeze in pieces of `CHUNK` bytes."""
 
     CHUNK = 8 * MIB  # each image takes whole ones, and what was not foreseen is faulted in while the tree is frozen
 
