@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from e2e.installation import ROOT, install
+from e2e.installation import ROOT, install, up
 from e2e.lab import STEPS, Cluster, training
 
 
 @pytest.fixture(scope="session")
-def bare_cluster() -> Cluster:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the plugin of kubectl, made of this very tree."""
+    folder = tmp_path_factory.mktemp("bin")
+    plugin = folder / "kubectl-stasis"
+    command = f"{sys.executable} -c 'from stasis.plugin.cli import main; main()'"
+    plugin.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}/operator/src exec {command} "$@"\n')
+    plugin.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bare_cluster(programs: Path) -> Cluster:
     """Without Stasis."""
-    subprocess.run([ROOT / "e2e/cluster/up.sh"], check=True, stdout=subprocess.PIPE)
-    script = 'eval "$("$0/e2e/cluster/env.sh")"; env -0'
-    out = subprocess.run(["bash", "-c", script, ROOT], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return Cluster(dict(line.split("=", 1) for line in out.rstrip("\0").split("\0")))
+    environment = up()
+    return Cluster({**environment, "PATH": f"{programs}:{environment['PATH']}"})
 
 
 @pytest.fixture(scope="session")

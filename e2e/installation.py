@@ -12,13 +12,22 @@ CHART = str(ROOT / "charts/stasis")
 NAMESPACE = "stasis-system"
 
 
-def install(cluster: Cluster) -> None:
-    """Or upgrade."""
+def up() -> dict[str, str]:
+    """The cluster without Stasis; the environment in which kubectl, helm and docker are those of it."""
+    subprocess.run([ROOT / "e2e/cluster/up.sh"], check=True, stdout=subprocess.PIPE)
+    script = 'eval "$("$0/e2e/cluster/env.sh")"; env -0'
+    out = subprocess.run(["bash", "-c", script, ROOT], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return dict(line.split("=", 1) for line in out.rstrip("\0").split("\0"))
+
+
+def install(cluster: Cluster, **others: str) -> None:
+    """Or upgrade. `others`: values by name, "__" for a dot."""
     made = subprocess.run([ROOT / "e2e/cluster/images.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout
     values = ["initBuild=" + _init_build()]
     for name, image in zip(("operator", "agent", "init", "registry"), made.split(), strict=True):
         repository, _, tag = image.rpartition(":")
         values += [f"images.{name}.repository={repository}", f"images.{name}.tag={tag}"]
+    values += [f"{name.replace('__', '.')}={value}" for name, value in others.items()]
     options = [option for value in values for option in ("--set-string", value)]
     cluster.run(
         "helm", "upgrade", "--install", "stasis", CHART, "-n", NAMESPACE, "--create-namespace", *options,
@@ -29,3 +38,7 @@ def install(cluster: Cluster) -> None:
 def _init_build() -> str:
     init = subprocess.run([ROOT / "tools/init.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     return subprocess.run([init, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+
+
+if __name__ == "__main__":
+    install(Cluster(up()))

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stasis.demo.proof import differences
+from stasis.demo.proof import differences, steps
 
 RANK = "batch.kubernetes.io/job-completion-index"
+WORKERS = ("stasis-e2e-worker", "stasis-e2e-worker2")
 TRAIN = Path(__file__).parents[1] / "operator/src/stasis/demo/train.py"
 
 
@@ -25,6 +26,9 @@ class Cluster:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self.registry = environment["STASIS_E2E_REGISTRY"]
+
+    def stasis(self, *args: str) -> str:
+        return self.kubectl("stasis", *args)
 
     def run(self, *command: str, stdin: str | None = None, check: bool = True, timeout: float = 300) -> str:
         """What it prints; a failure is an AssertionError with all that it said."""
@@ -107,12 +111,21 @@ class Job:
     policy: str = "default"
     spread: bool = True  # a node each
     patch: dict[str, Any] = field(default_factory=dict)  # of the pod template's spec, in the runtime
+    volumes: Sequence[Any] = ()
+    mounts: Sequence[Any] = ()
+    script: str = TRAIN.read_text()  # what torchrun runs
+    image: str = ""  # the training image
+    before: str = ""  # a command of an initializer, which has to end well before the ranks begin
     _logs: dict[int, bytes] = field(default_factory=dict)
     _followed: dict[str, threading.Thread] = field(default_factory=dict)
 
     def create(self) -> None:
+        self.cluster.apply(*self.objects())
+
+    def objects(self) -> list[Any]:
+        """The script, the runtime and the TrainJob."""
         meta = {"namespace": self.namespace, "name": self.name}
-        script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"train.py": TRAIN.read_text()}}
+        script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"train.py": self.script}}
         labels = {"stasis.dev/policy": self.policy} if self.policy else {}
         command = ["torchrun", "/code/train.py", f"--steps={self.steps}", f"--pause={self.pause}"]
         job = {
@@ -124,7 +137,7 @@ class Job:
                 "trainer": {"numNodes": self.ranks, "numProcPerNode": 1, "command": command},
             },
         }
-        self.cluster.apply(script, self._runtime(), job)
+        return [script, self._runtime(), job]
 
     def _runtime(self) -> dict[str, Any]:
         spread = {
@@ -138,22 +151,25 @@ class Job:
             }
         }
         image = f"{self.cluster.registry}/stasis-trainer:e2e"
-        pod = {
+        pod: dict[str, Any] = {
             "restartPolicy": "Never",
             **({"affinity": spread} if self.spread else {}),
             "containers": [
-                {"name": "node", "image": image, "volumeMounts": [{"name": "code", "mountPath": "/code"}]},
+                {
+                    "name": "node",
+                    "image": self.image or image,
+                    "volumeMounts": [{"name": "code", "mountPath": "/code"}, *self.mounts],
+                },
             ],
-            "volumes": [{"name": "code", "configMap": {"name": self.name}}],
+            "volumes": [{"name": "code", "configMap": {"name": self.name}}, *self.volumes],
             **self.patch,
         }
-        node = {
-            "name": "node",
-            "template": {
-                "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-                "spec": {"podReplacementPolicy": "Failed", "template": {"spec": pod}},
-            },
-        }
+        jobs = [_replicated("node", "trainer", pod)]
+        if self.before:
+            name = "dataset-initializer"
+            container = {"name": name, "image": image, "command": ["sh", "-c", self.before]}
+            jobs[0]["dependsOn"] = [{"name": name, "status": "Complete"}]
+            jobs.insert(0, _replicated(name, name, {"restartPolicy": "Never", "containers": [container]}))
         return {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
             "kind": "TrainingRuntime",
@@ -164,7 +180,7 @@ class Job:
             },
             "spec": {
                 "mlPolicy": {"numNodes": self.ranks, "torch": {}},
-                "template": {"spec": {"replicatedJobs": [node]}},
+                "template": {"spec": {"replicatedJobs": jobs}},
             },
         }
 
@@ -196,8 +212,12 @@ class Job:
 
     def resume(self, timeout: float = 180) -> None:
         """Returns once training goes on, a step beyond the last one known."""
-        before = {rank: self.last_step(rank) for rank in range(self.ranks)}
+        before = self.last_steps()
         self.patch_suspend(False)
+        self.wait_to_go_on(before, timeout)
+
+    def wait_to_go_on(self, before: Mapping[int, int], timeout: float = 180) -> None:
+        """Until every rank has made a step after these."""
         self.cluster.wait(
             f"{self.name} goes on after step {before}",
             lambda: self.follow() and all(self.last_step(rank) > step for rank, step in before.items()),
@@ -205,6 +225,15 @@ class Job:
         )
 
     # What the user sees.
+
+    def told(self, reason: str, timeout: float = 90) -> str:
+        """The event of this reason, once there is one."""
+
+        def found() -> str:
+            return next((event for event in self.events() if event.startswith(f"{reason}: ")), "")
+
+        told: str = self.cluster.wait(f"{self.name} is told {reason}", found, timeout)
+        return told
 
     def checkpoints(self) -> list[Any]:
         return self.cluster.items("-n", self.namespace, "trainjobcheckpoints", "-l", f"stasis.dev/trainjob={self.name}")
@@ -248,12 +277,22 @@ class Job:
         steps = [int(line.split()[1]) for line in self.lines(rank) if line.startswith("step ") and " pid " in line]
         return steps[-1] if steps else -1
 
+    def last_steps(self) -> dict[int, int]:
+        return {rank: self.last_step(rank) for rank in range(self.ranks)}
+
     def wait_for_step(self, step: int, timeout: float = 180) -> None:
         self.cluster.wait(
             f"{self.name} reaches step {step}",
             lambda: self.follow() and all(self.last_step(rank) >= step for rank in range(self.ranks)),
             timeout,
         )
+
+    def beginnings(self) -> int:
+        """How often the training has begun."""
+        return sum(line.startswith("step 0 ") for line in self.lines(0))
+
+    def wait_for_new_beginning(self) -> None:
+        self.cluster.wait(f"{self.name} begins anew", lambda: self.follow() and self.beginnings() > 1)
 
     def wait_for_end(self, timeout: float = 300) -> None:
         self.cluster.wait(
@@ -286,6 +325,16 @@ class Job:
         )
 
 
+def _replicated(name: str, step: str, pod: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": step}},
+            "spec": {"podReplacementPolicy": "Failed", "template": {"spec": pod}},
+        },
+    }
+
+
 STEPS = 60  # of a run that is compared with an undisturbed one
 
 
@@ -293,6 +342,16 @@ def finish(job: Job, undisturbed: Mapping[int, Sequence[str]]) -> None:
     """Let it train to its end, and see that nothing of its training was lost or repeated."""
     job.wait_for_end()
     assert differences({rank: job.lines(rank) for rank in range(job.ranks)}, undisturbed) == []
+
+
+def went_back(job: Job, read: Mapping[int, int], undisturbed: Mapping[int, Sequence[str]]) -> None:
+    """What came after the first `read` lines follows a checkpoint that is older than they."""
+    for rank in range(job.ranks):
+        lines = job.lines(rank)
+        again = steps(lines[read[rank] :])[0].number
+        assert 0 < again <= steps(lines[: read[rank]])[-1].number
+        kept = [line for line in lines[: read[rank]] if any(s.number < again for s in steps([line]))]
+        assert differences({rank: kept + lines[read[rank] :]}, {rank: undisturbed[rank]}) == []
 
 
 def condition(found: Any, kind: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2e.installation import NAMESPACE, install
-from e2e.lab import Cluster, training
+from e2e.lab import STEPS, Cluster, finish, training
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def uninstalled(cluster: Cluster) -> Iterator[None]:
+def reinstalled(cluster: Cluster) -> Iterator[None]:
     """The others find Stasis there again."""
     yield
     install(cluster)
@@ -37,7 +38,28 @@ def test_an_uninstall_is_refused_while_a_suspended_job_depends_on_it(cluster: Cl
         job.resume()
 
 
-def test_an_uninstall_leaves_jobs_running_and_no_webhook(cluster: Cluster, namespace: str, uninstalled: None) -> None:
+def replacing(cluster: Cluster) -> bool:
+    status = cluster.get("-n", NAMESPACE, "daemonset", "stasis-agent")["status"]
+    return bool(status.get("updatedNumberScheduled", 0) < status["desiredNumberScheduled"])
+
+
+def test_an_upgrade_in_mid_checkpoint_loses_nothing(
+    cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]], reinstalled: None
+) -> None:
+    with training(cluster, "upgraded", namespace, steps=STEPS, pause=0.3) as job:
+        job.wait_for_step(2)
+        with ThreadPoolExecutor() as pool:
+            levels = {"agent__logLevel": "debug", "controller__logLevel": "debug"}
+            upgraded = pool.submit(install, cluster, **levels)  # all agents and controllers are made anew
+            cluster.wait("the agents are being replaced", lambda: replacing(cluster) or upgraded.done())
+            job.patch_suspend(True)
+            upgraded.result()
+        job.wait_for_no_pods()
+        job.resume()
+        finish(job, undisturbed)
+
+
+def test_an_uninstall_leaves_jobs_running_and_no_webhook(cluster: Cluster, namespace: str, reinstalled: None) -> None:
     with training(cluster, "left", namespace, steps=1000) as job:
         job.wait_for_step(1)
         cluster.run("helm", "uninstall", "stasis", "-n", NAMESPACE, "--wait", "--timeout", "2m")
