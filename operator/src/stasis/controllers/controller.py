@@ -174,6 +174,9 @@ class Controller:
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         metrics, now = self.metrics, time.time()
         metrics.queue.set(len(self.queue))
+        jobs, pods = self.seen.count()
+        metrics.jobs.set(jobs)
+        metrics.pods.set(pods)
         metrics.heard.set(time.monotonic() - max(self.seen.heard_at, self.pods.heard_at))
         if (certificate := self._certificates.expiry) is not None:
             metrics.certificate.set(certificate)

@@ -12,6 +12,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.leader = Gauge("stasis_leader", "1 where this process leads.", registry=registry)
         self.queue = Gauge("stasis_queue_length", "TrainJobs that wait to be looked at.", registry=registry)
+        self.jobs = Gauge("stasis_trainjobs", "TrainJobs with a policy whose JobSet is there.", registry=registry)
+        self.pods = Gauge("stasis_pods", "Pods of ranks of these.", registry=registry)
         self.heard = Gauge("stasis_watch_age_seconds", "Since the watches last told anything.", registry=registry)
         self.operations = Gauge(
             "stasis_operations_led", "Operations that this process leads.", ["kind", "step"], registry=registry

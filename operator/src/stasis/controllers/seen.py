@@ -154,6 +154,11 @@ class Seen:
     def keys(self) -> set[Key]:
         return {*self._jobsets, *self._checkpoints, *(key for key, job in self._jobs.items() if job.check)}
 
+    def count(self) -> tuple[int, int]:
+        """Enabled jobs, and pods of their ranks."""
+        both = [key for key in self._jobsets if key in self._jobs]
+        return len(both), sum(len(self._pods.get(key, ())) for key in both)
+
     def stored(self, namespace: str) -> list[Stored]:
         """All checkpoints of a namespace."""
         keys = [key for key in self._checkpoints if key[0] == namespace]
