@@ -96,3 +96,13 @@ def test_nothing_but_the_agent_is_privileged(helm: Path) -> None:
         if one["metadata"]["name"] != "stasis-agent":
             assert template["spec"]["securityContext"]["runAsNonRoot"]
             assert all(c["securityContext"]["readOnlyRootFilesystem"] for c in template["spec"]["containers"])
+
+
+def test_every_workload_says_which_part_it_is(helm: Path) -> None:
+    """By this label `kubectl stasis doctor` and people find them."""
+    workloads = [one for one in render(helm) if one["kind"] in ("Deployment", "DaemonSet")]
+    parts = {one["metadata"]["name"]: one["metadata"]["labels"]["app.kubernetes.io/component"] for one in workloads}
+    assert parts == {f"stasis-{part}": part for part in ("agent", "controller", "registry", "webhook")}
+    for one in workloads:
+        inside = one["spec"]["template"]["metadata"]["labels"]
+        assert inside["app.kubernetes.io/component"] == parts[one["metadata"]["name"]]
