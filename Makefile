@@ -72,6 +72,10 @@ cluster-up: ## the e2e cluster (kind, JobSet, Trainer, a registry); prints its k
 cluster-down: ## take it down again, whole or half
 	@e2e/cluster/down.sh
 
+.PHONY: scale
+scale: ## the controller beside many TrainJobs: JOBS=5000 RANKS=4
+	$(RUN) -m bench.scale $(if $(JOBS),--jobs $(JOBS)) $(if $(RANKS),--ranks $(RANKS))
+
 SIZES ?= 1
 .PHONY: bench
 bench: ## the data path beside what people would use: SIZES=1,4 [ONLY=P1,P6] [RUNS=5]

@@ -9,29 +9,24 @@ import datetime
 import ipaddress
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from lightkube import ApiError, Client, codecs
+from lightkube import Client
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
-from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Namespace
 from tests.kube.processes import Controllers
-from tests.support.apiserver import REPO, ApiServer, program, serving
-
-from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs
+from tests.support.apiserver import REPO, ApiServer, define_training, free_port, grant_rights, rendered, serving
 
 BUILD = "abc123def456"
 IMAGE = "registry.test/stasis-init:1"
@@ -40,26 +35,10 @@ IMAGE = "registry.test/stasis-init:1"
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with serving(tmp_path_factory.mktemp("api")) as server:
-        foreign = [
-            program("jobset") / "files/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
-            *sorted((program("trainer") / "files/base/crds").glob("trainer.*.yaml")),
-        ]
         client = server.client()
-        for path in foreign:
-            for definition in codecs.load_all_yaml(path.read_text()):
-                client.create(definition)
-                client.wait(CustomResourceDefinition, definition.metadata.name, for_conditions=["Established"])
-        for kind in (TrainJobs, JobSets, Checkpoints, Policies):
-            until(lambda kind=kind: _served(client, kind), f"that {kind.__name__} are served")
+        define_training(client)
+        grant_rights(client)
         yield server
-
-
-def _served(client: Client, kind: Any) -> bool:
-    """Established is not yet served: 'storage is (re)initializing'."""
-    try:
-        return list(client.list(kind, namespace="default")) == []
-    except ApiError:
-        return False
 
 
 @pytest.fixture(scope="session")
@@ -117,14 +96,14 @@ class Webhook:
     """The webhook's process."""
 
     def __init__(self, api: ApiServer, folder: Path, **env: str) -> None:
-        self.folder, self.port, self.metrics_port = folder, _free_port(), _free_port()
+        self.folder, self.port, self.metrics_port = folder, free_port(), free_port()
         self.certificates, self.log = folder / "tls", folder / "log"
         self._env = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
             "PYTHONPATH": str(REPO / "operator/src"),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "KUBECONFIG": str(api.kubeconfig),
+            "KUBECONFIG": str(api.kubeconfig_of("webhook")),
             "STASIS_INIT_IMAGE": IMAGE,
             "STASIS_INIT_BUILD": BUILD,
             "STASIS_CERTIFICATES": str(self.certificates),
@@ -174,16 +153,11 @@ def webhook(api: ApiServer, client: Client, tmp_path_factory: pytest.TempPathFac
 
 def configuration(port: int, authority: str) -> MutatingWebhookConfiguration:
     """The chart's, but for where the webhook is."""
-    helm = program("helm") / "bin/helm"
-    one = ["--namespace", "stasis", "--kube-version", "1.36.3", "-s", "templates/webhook-configuration.yaml"]
-    text = subprocess.run(
-        [helm, "template", "stasis", REPO / "charts/stasis", *one], check=True, capture_output=True, text=True
-    ).stdout
-    rendered = yaml.safe_load(text)
-    for entry in rendered["webhooks"]:
+    found = yaml.safe_load(rendered("webhook-configuration"))
+    for entry in found["webhooks"]:
         path = entry["clientConfig"].pop("service")["path"]
         entry["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": authority}
-    return MutatingWebhookConfiguration.from_dict(rendered)
+    return MutatingWebhookConfiguration.from_dict(found)
 
 
 def _active(client: Client) -> bool:
@@ -194,12 +168,6 @@ def _active(client: Client) -> bool:
     with contextlib.suppress(Exception):
         client.delete(type(probe), "probe", namespace="default")
     return bool(client.create(probe)["spec"].get("runtimePatches"))
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightkube import Client
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.models.rbac_v1 import PolicyRule, RoleRef, Subject
 from lightkube.resources.core_v1 import Pod
+from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
+from tests.support.apiserver import NAMESPACE
 
 from stasis.api import names
 from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs
@@ -72,3 +77,12 @@ def pod(
             "spec": {"restartPolicy": "Never", "containers": [node, side], **spec},
         }
     )
+
+
+def let_read_secret(client: Client, namespace: str, name: str) -> None:
+    """The controller, by a Role of the namespace, as the documentation tells its users."""
+    about = ObjectMeta(name="stasis", namespace=namespace)
+    client.create(Role(metadata=about, rules=[PolicyRule(["get"], [""], resourceNames=[name], resources=["secrets"])]))
+    controller = Subject("ServiceAccount", "stasis-controller", namespace=NAMESPACE)
+    role = RoleRef("Role", "stasis", apiGroup="rbac.authorization.k8s.io")
+    client.create(RoleBinding(role, metadata=about, subjects=[controller]))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
-from lightkube import ApiError
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace
-from tests.support.apiserver import REPO, ApiServer
+from tests.support.apiserver import NAMESPACE, REPO, ApiServer, free_port
 
 from stasis.controllers.authority import make_authority, make_leaf, utcnow
 
@@ -39,9 +34,6 @@ class Controllers:
             (folder / name).mkdir(parents=True)
             for file, data in files.items():
                 (folder / name / file).write_bytes(data)
-        client = api.client()
-        with contextlib.suppress(ApiError):  # another module's made it
-            client.create(Namespace(metadata=ObjectMeta(name="stasis")))
 
     def network(self) -> int:
         """For the addresses of nodes: 127.N.0.0/16."""
@@ -59,11 +51,11 @@ class Controllers:
         """Another one."""
         options = {
             "--repository": f"oci:{self.folder}/store",
-            "--namespace": "stasis",
+            "--namespace": NAMESPACE,
             "--agent-port": self.port,
             "--http-port": (http := free_port()),
             "--certificates": self.folder / "controller",
-            "--kubeconfig": self.api.kubeconfig,
+            "--kubeconfig": self.api.kubeconfig_of("controller"),
             "--log-level": "debug",
             **LEASE,
         }
@@ -114,9 +106,3 @@ class Controllers:
     def close(self) -> None:
         for process in self.alive():
             self.kill(process)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

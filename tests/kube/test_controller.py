@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from lightkube import Client
 from lightkube.resources.core_v1 import Event, Pod
-from tests.kube.objects import policy
+from tests.kube.objects import let_read_secret, policy
 from tests.kube.processes import Controllers
 from tests.kube.training import Training
 
@@ -478,6 +478,7 @@ def test_the_registrys_credentials_come_from_the_jobs_namespace_with_the_orders(
         "stringData": {".dockerconfigjson": text},
     }
     training.client.create(Secrets.from_dict({**body, "type": "kubernetes.io/dockerconfigjson"}))
+    let_read_secret(training.client, training.namespace, "registry")
     training.client.create(policy("default", training.namespace, storage={"secretName": "registry"}))
     run(training)
     cycle(training)

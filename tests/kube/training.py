@@ -35,7 +35,7 @@ from stasis.daemon.metrics import Metrics
 from stasis.daemon.pods import ApiPods
 from stasis.daemon.ranks import Ranks
 from stasis.daemon.server import Connections, Server
-from stasis.kube.client import Checkpoints, JobSets, TrainJobs, annotation, meta
+from stasis.kube.client import Checkpoints, JobSets, TrainJobs, annotation, configuration, connect, meta
 from stasis.kube.records import ApiRecords
 
 TIMEOUT = 40.0
@@ -108,7 +108,7 @@ class Training:
     async def _serve(self, node: PlayedNode) -> None:
         connections, metrics = Connections(), Metrics()
         agent = PlayedAgent(self.folder / f"state-{node.name}", self.world)
-        client = self.controllers.api.client()
+        client = connect(configuration(self.controllers.api.kubeconfig_of("agent")))
 
         def of(home: Home) -> ApiRecords:
             return ApiRecords(client, home.namespace, home.name, home.uid)

@@ -15,19 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightkube import Client, codecs
+from lightkube import ApiError, Client, codecs
 from lightkube.config.kubeconfig import KubeConfig
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Namespace
 
+from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs
+
 REPO = Path(__file__).parents[2]
-TOKEN = secrets.token_hex(16)
+NAMESPACE = "stasis"  # ours
+ACCOUNTS = ("controller", "webhook", "agent")  # of the chart
+TOKENS = {name: secrets.token_hex(16) for name in ("admin", *ACCOUNTS)}
 START = 60.0  # seconds
 
 
 @dataclass(frozen=True)
 class ApiServer:
-    """`folder` holds all that it writes; `pid` can be stopped and continued by tests."""
+    """`kubeconfig` is an admin's; `folder` holds all that it writes; `pid` can be stopped and continued by tests."""
 
     url: str
     kubeconfig: Path
@@ -37,17 +42,24 @@ class ApiServer:
     def client(self) -> Client:
         return Client(KubeConfig.from_file(self.kubeconfig).get())
 
+    def kubeconfig_of(self, account: str) -> Path:
+        """Of one of the chart's ServiceAccounts: it may do what `grant_rights` has granted."""
+        return self.folder / f"kubeconfig-{account}"
+
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[ApiServer]:
     """From an empty API with our CustomResourceDefinitions on."""
     etcd, kube = (program(name) for name in ("etcd", "kubernetes"))
     folder.mkdir(parents=True, exist_ok=True)
-    peers, clients, secure = _free_port(), _free_port(), _free_port()
+    peers, clients, secure = free_port(), free_port(), free_port()
     store, url = f"http://127.0.0.1:{clients}", f"https://127.0.0.1:{secure}"
     key = folder / "service-account.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-    (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+    users = {"admin": ("admin", "system:masters")}
+    users |= {name: (f"system:serviceaccount:{NAMESPACE}:stasis-{name}", "system:serviceaccounts") for name in ACCOUNTS}
+    lines = (f'{TOKENS[name]},{user},{name},"{group}"\n' for name, (user, group) in users.items())
+    (folder / "tokens.csv").write_text("".join(lines))
     with contextlib.ExitStack() as running:
         running.enter_context(
             _process(
@@ -71,14 +83,62 @@ def serving(folder: Path) -> Iterator[ApiServer]:
                 ["--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount", "--v=0"],
             )
         )
-        api = ApiServer(url, _kubeconfig(folder, url), folder, server.pid)
+        api = ApiServer(url, folder / "kubeconfig", folder, server.pid)
+        _kubeconfig(api.kubeconfig, url, "admin")
+        for account in ACCOUNTS:
+            _kubeconfig(api.kubeconfig_of(account), url, account)
         _wait(server, api)
         client = api.client()
         for path in sorted((REPO / "crds").glob("*.yaml")):
-            for definition in codecs.load_all_yaml(path.read_text()):
-                client.create(definition)
-                client.wait(CustomResourceDefinition, definition.metadata.name, for_conditions=["Established"])
+            _define(client, path)
         yield api
+
+
+def define_training(client: Client) -> None:
+    """JobSet's and Trainer's definitions, as their makers ship them; returns when these and ours are served."""
+    paths = [
+        program("jobset") / "files/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
+        *sorted((program("trainer") / "files/base/crds").glob("trainer.*.yaml")),
+    ]
+    for path in paths:
+        _define(client, path)
+    end = time.monotonic() + START
+    for kind in (TrainJobs, JobSets, Checkpoints, Policies):
+        while not _served(client, kind):
+            assert time.monotonic() < end, f"{kind.__name__} are not served"
+            time.sleep(0.05)
+
+
+def grant_rights(client: Client) -> None:
+    """The chart's roles, to the chart's ServiceAccounts in a namespace made here."""
+    client.create(Namespace(metadata=ObjectMeta(name=NAMESPACE)))
+    for obj in codecs.load_all_yaml(rendered("rbac")):
+        client.create(obj)
+
+
+def rendered(template: str) -> str:
+    """One of the chart's files, with default values."""
+    helm = program("helm") / "bin/helm"
+    options = ["--namespace", NAMESPACE, "--kube-version", "1.36.3", "-s", f"templates/{template}.yaml"]
+    command = [str(helm), "template", "stasis", str(REPO / "charts/stasis"), *options]
+    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return made.stdout
+
+
+def _define(client: Client, path: Path) -> None:
+    for definition in codecs.load_all_yaml(path.read_text()):
+        client.create(definition)
+        name = definition.metadata.name if definition.metadata else None
+        assert name
+        client.wait(CustomResourceDefinition, name, for_conditions=["Established"])
+
+
+def _served(client: Client, kind: Any) -> bool:
+    """Established is not yet served: 'storage is (re)initializing'."""
+    try:
+        return list(client.list(kind, namespace="default")) == []
+    except ApiError:
+        return False
 
 
 def program(name: str) -> Path:
@@ -87,18 +147,16 @@ def program(name: str) -> Path:
     return Path(made.stdout.split()[-1])
 
 
-def _kubeconfig(folder: Path, url: str) -> Path:
-    path = folder / "kubeconfig"
+def _kubeconfig(path: Path, url: str, user: str) -> None:
     config: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "tests",
         "clusters": [{"name": "tests", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
-        "users": [{"name": "admin", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+        "users": [{"name": user, "user": {"token": TOKENS[user]}}],
+        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": user}}],
     }
     path.write_text(yaml.safe_dump(config))
-    return path
 
 
 def _wait(server: subprocess.Popen[bytes], api: ApiServer) -> None:
@@ -130,7 +188,7 @@ def _process(log: Path, *command: list[object]) -> Iterator[subprocess.Popen[byt
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -10,6 +10,7 @@ import kopf
 from stasis.api import names
 from stasis.controllers import checkpoints, jobsets, nodes, policies, trainjobs
 from stasis.controllers.seen import Seen
+from stasis.kube.pods import CHUNK
 
 
 def registry(seen: Seen) -> kopf.OperatorRegistry:
@@ -37,5 +38,7 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True  # the kinds are known, and namespaces are not looked at
     made.watching.server_timeout = 300
     made.watching.client_timeout = 330
+    made.watching.chunk_size = CHUNK
+    made.watching.label_selectors["jobset.x-k8s.io", "v1alpha2", "jobsets"] = names.POLICY_LABEL
     made.queueing.idle_timeout = 0.1  # each object's worker is held so long: memory at many thousands of objects
     return made

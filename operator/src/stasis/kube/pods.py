@@ -15,7 +15,7 @@ from stasis.kube.client import Pods, meta, status_code
 
 log = logging.getLogger(__name__)
 
-CHUNK = 500  # objects asked for at once
+CHUNK = 200  # objects asked for at once: a list's peak of memory stays with the process
 PATIENCE = 300.0  # seconds
 RETRY = 1.0
 
