@@ -5,6 +5,8 @@ RUN = PYTHONPATH=$(CURDIR)/operator/src $(PYTHON)
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 export PYTHONDONTWRITEBYTECODE ?= 1
+# One arena, as in the agent's image: what is resident is what is in use.
+export MALLOC_ARENA_MAX ?= 1
 
 ifndef PYTHON
 PYTHON := $(shell [ "$(MAKECMDGOALS)" = help -o -z "$(MAKECMDGOALS)" ] || tools/setup.sh | tail -n 1)
