@@ -26,6 +26,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
 from lightkube.resources.core_v1 import Namespace
 from tests.kube.processes import Controllers
+from tests.support import rights
 from tests.support.apiserver import REPO, ApiServer, define_training, free_port, grant_rights, rendered, serving
 
 BUILD = "abc123def456"
@@ -39,6 +40,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         define_training(client)
         grant_rights(client)
         yield server
+        assert rights.refused(server.audit) == set(), "the chart's roles are enough"
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from lightkube.config.kubeconfig import KubeConfig
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Namespace
+from tests.support import rights
 
 from stasis.kube.client import Checkpoints, JobSets, Policies, TrainJobs
 
@@ -46,6 +47,11 @@ class ApiServer:
         """Of one of the chart's ServiceAccounts: it may do what `grant_rights` has granted."""
         return self.folder / f"kubeconfig-{account}"
 
+    @property
+    def audit(self) -> Path:
+        """The log of what these accounts asked for; `rights` reads it."""
+        return self.folder / "audit.log"
+
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[ApiServer]:
@@ -56,8 +62,10 @@ def serving(folder: Path) -> Iterator[ApiServer]:
     store, url = f"http://127.0.0.1:{clients}", f"https://127.0.0.1:{secure}"
     key = folder / "service-account.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    accounts = {name: f"system:serviceaccount:{NAMESPACE}:stasis-{name}" for name in ACCOUNTS}
+    (folder / "audit.yaml").write_text(yaml.safe_dump(rights.policy(accounts.values())))
     users = {"admin": ("admin", "system:masters")}
-    users |= {name: (f"system:serviceaccount:{NAMESPACE}:stasis-{name}", "system:serviceaccounts") for name in ACCOUNTS}
+    users |= {name: (user, "system:serviceaccounts") for name, user in accounts.items()}
     lines = (f'{TOKENS[name]},{user},{name},"{group}"\n' for name, (user, group) in users.items())
     (folder / "tokens.csv").write_text("".join(lines))
     with contextlib.ExitStack() as running:
@@ -81,6 +89,7 @@ def serving(folder: Path) -> Iterator[ApiServer]:
                 ["--service-account-issuer=tests", f"--service-account-key-file={key}"],
                 [f"--service-account-signing-key-file={key}", f"--token-auth-file={folder}/tokens.csv"],
                 ["--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount", "--v=0"],
+                [f"--audit-policy-file={folder}/audit.yaml", f"--audit-log-path={folder}/audit.log"],
             )
         )
         api = ApiServer(url, folder / "kubeconfig", folder, server.pid)
@@ -121,7 +130,7 @@ def rendered(template: str) -> str:
     helm = program("helm") / "bin/helm"
     options = ["--namespace", NAMESPACE, "--kube-version", "1.36.3", "-s", f"templates/{template}.yaml"]
     command = [str(helm), "template", "stasis", str(REPO / "charts/stasis"), *options]
-    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    made = subprocess.run(command, check=True, capture_output=True, text=True)
     return made.stdout
 
 
