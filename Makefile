@@ -60,11 +60,17 @@ demo: ## a gang suspended and resumed, proved undisturbed
 
 DIR ?= ../shared/cases
 .PHONY: cases
-cases: ## programs that break checkpointing: DIR=FOLDER
+cases: ## programs that break checkpointing: DIR=FOLDER; CLUSTER=e2e: as TrainJobs in the e2e cluster
+ifeq ($(CLUSTER),e2e)
+	@$(RUN) -m e2e.installation
+	eval "$$(e2e/cluster/env.sh)"
+	$(RUN) -m stasis cases $(DIR) --cluster $$STASIS_E2E_REGISTRY/stasis-trainer:e2e $(if $(ONLY),--only $(ONLY))
+else
 	@if (( ! (0x$$(sed -n 's/^CapEff:\s*//p' /proc/self/status) >> 24 & 1) )); then # no CAP_SYS_RESOURCE
 		export STASIS_CRIU_PRELOAD=$$(tools/prlimit_shim.sh)
 	fi
-	$(RUN) -m stasis cases $(DIR)
+	$(RUN) -m stasis cases $(DIR) $(if $(ONLY),--only $(ONLY))
+endif
 
 .PHONY: cluster-up
 cluster-up: ## the e2e cluster (kind, JobSet, Trainer, a registry); prints its kubeconfig

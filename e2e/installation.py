@@ -33,6 +33,8 @@ def install(cluster: Cluster, **others: str) -> None:
         "helm", "upgrade", "--install", "stasis", CHART, "-n", NAMESPACE, "--create-namespace", *options,
         "--wait", "--timeout", "4m",
     )  # fmt: skip
+    # Helm waits for all agents but one.
+    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "daemonset/stasis-agent", "--timeout=2m")
 
 
 def _init_build() -> str:

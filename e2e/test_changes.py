@@ -14,7 +14,7 @@ def test_a_trainer_that_fails_after_a_resume_is_restarted_in_place(cluster: Clus
         job.suspend()
         job.resume()
         pod = job.pods()[0]
-        assert cluster.signal(pod.node, "python3 -u /code/train.py")
+        assert cluster.signal(pod.node, "-u /code/train.py")
 
         def restarted() -> bool:
             (status,) = cluster.get("-n", namespace, "pod", pod.name)["status"]["containerStatuses"]

@@ -81,12 +81,15 @@ def demo(steps: int, ranks: int) -> None:
 @main.command()
 @click.argument("folder", default="../shared/cases", type=click.Path(path_type=Path))
 @click.option("--only", help="Cases whose name:variant holds this.")
+@click.option(
+    "--cluster", "image", metavar="IMAGE", help="In the cluster of KUBECONFIG, as trainers of TrainJobs of this image."
+)
 @output_option
-def cases(folder: Path, only: str | None, output: str) -> None:
+def cases(folder: Path, only: str | None, image: str | None, output: str) -> None:
     """Run programs that break checkpointing, those of FOLDER/programs, and judge each."""
     from stasis.cases import run
 
-    sys.exit(run(folder, only, "json" if output == "json" else "table"))
+    sys.exit(run(folder, only, "json" if output == "json" else "table", image))
 
 
 @main.command("ls")

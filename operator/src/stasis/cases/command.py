@@ -1,4 +1,4 @@
-"""`stasis cases`: all cases of a folder, some side by side, as a table or as JSON."""
+"""`stasis cases`: all cases of a folder, some side by side, here or in a cluster, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import queue
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Literal
@@ -16,22 +16,36 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from stasis.cases import cluster
+from stasis.cases.cluster import ClusterRunner
 from stasis.cases.runner import Result, run_case
 from stasis.cases.spec import Case, read
 from stasis.cases.verdict import Verdict
 
 EXIT_WRONG = 10
 WORKERS = 2
+Runner = Callable[[Case, str, Callable[[str], None]], Result]  # of one case; told a name of its own, and whom to tell
 STYLES = {Verdict.RIGHT: "green", Verdict.REFUSED: "cyan", Verdict.WRONG: "bold red", Verdict.NOT_SHOWN: "yellow"}
 
 
-def run(directory: Path, pattern: str | None = None, output: Literal["table", "json"] = "table") -> int:
+def run(
+    directory: Path,
+    pattern: str | None = None,
+    output: Literal["table", "json"] = "table",
+    image: str | None = None,
+) -> int:
     """Run the cases of a folder and print what became of them. Returns 0, or EXIT_WRONG where one is wrong.
 
-    `pattern`: only cases whose `name:variant` holds it. UsageError: not a folder of cases.
+    `pattern`: only cases whose `name:variant` holds it. `image`: in the cluster, as trainers of TrainJobs of this
+    image; on this machine where there is none. UsageError: not a folder of cases.
     """
     cases = read(directory, pattern)
-    results = sorted(_run_all(cases), key=lambda result: cases.index(result.case))
+    if image is None:
+        unsorted = list(run_all(cases, run_case, WORKERS))
+    else:
+        with ClusterRunner(image, directory / "programs") as run_in_cluster:
+            unsorted = list(run_all(cases, run_in_cluster, cluster.WORKERS))
+    results = sorted(unsorted, key=lambda result: cases.index(result.case))
     if output == "json":
         counts = Counter(str(result.verdict) for result in results)
         found = {"counts": dict(counts), "cases": [result.as_dict() for result in results]}
@@ -41,22 +55,22 @@ def run(directory: Path, pattern: str | None = None, output: Literal["table", "j
     return EXIT_WRONG if any(result.verdict is Verdict.WRONG for result in results) else 0
 
 
-def _run_all(cases: list[Case]) -> Iterator[Result]:
+def run_all(cases: list[Case], runner: Runner, workers: int) -> Iterator[Result]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with progress, ThreadPoolExecutor(WORKERS, thread_name_prefix="case") as pool:
+    with progress, ThreadPoolExecutor(workers, thread_name_prefix="case") as pool:
         overall = progress.add_task("cases", total=len(cases))
-        lines = [progress.add_task("", total=None, start=False) for _ in range(WORKERS)]
-        for slot in range(WORKERS):
+        lines = [progress.add_task("", total=None, start=False) for _ in range(workers)]
+        for slot in range(workers):
             slots.put(slot)
 
         def one(case: Case) -> Result:
             slot = slots.get()
             try:
-                name = f"case{os.getpid()}-{slot}"
-                return run_case(case, name, lambda stage: progress.update(lines[slot], description=f"{case}: {stage}"))
+                name = f"case{os.getpid()}-{cases.index(case)}"
+                return runner(case, name, lambda stage: progress.update(lines[slot], description=f"{case}: {stage}"))
             finally:
                 slots.put(slot)
                 progress.advance(overall)

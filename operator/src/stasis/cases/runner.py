@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stasis.agent import provision
-from stasis.cases.limits import not_shown
+from stasis.cases.limits import Place, has_libuv, has_resource_capability, not_shown
 from stasis.cases.spec import Case
 from stasis.cases.verdict import Evidence, Verdict, judge, steps
 from stasis.cases.world import TOKEN_FOLDER, Server, huge_pages, token_folder
@@ -26,6 +27,10 @@ PROGRAMS = "/case"
 EMPTYDIR, VOLUME = "/ed", "/pvc"
 CAPABILITIES = {"default": tuple(DEFAULT_CAPABILITIES), "none": (), "all": tuple(ALL_CAPABILITIES)}
 ATTEMPTS = 4  # a program may be through with its steps before it is frozen
+HERE = Place(
+    libuv=lambda: has_libuv(provision.rootfs()),
+    other_users=lambda: has_resource_capability() or bool(os.environ.get("STASIS_CRIU_PRELOAD")),
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,7 @@ class Result:
 
 def run_case(case: Case, name: str, on_stage: Callable[[str], None] = lambda stage: None) -> Result:
     """Run a case; `name` is one that no other gang on this machine has. Raises only for what is no fault of a case."""
-    rootfs = provision.rootfs()
-    if reason := not_shown(case, rootfs):
+    if reason := not_shown(case, HERE):
         return Result(case, Verdict.NOT_SHOWN, reason)
     for attempt in range(ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=f"stasis-{name}-"))
