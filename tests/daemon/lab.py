@@ -38,9 +38,21 @@ NAMESPACE = "default"
 class Lab:
     """Plays kubelet, the Job controller and the user. `daemon` serves both ranks: one node."""
 
-    def __init__(self, name: str, folder: Path, api: ApiServer, *, pause: float = 0.02, ballast: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        api: ApiServer,
+        *,
+        pause: float = 0.02,
+        ballast: int = 0,
+        repository: str = "",
+        local: bool = False,
+    ) -> None:
         self.name = name
         self.folder = folder
+        self.repository = repository or f"{folder}/store"
+        self.local = local
         self.control = folder / "control"
         self.control.mkdir(parents=True)
         self.client: Client = api.client()
@@ -182,6 +194,8 @@ class Lab:
         made = self.client.create(Checkpoints(body))
         self.home = Home(NAMESPACE, meta(made)["name"], meta(made)["uid"])
         jobs = self.jobs(self.home.uid)
+        for job in jobs.values():
+            job["local"] = self.local
         return self.lead(self._operation(kind, self.home.uid, {Step.PREPARE: jobs}, timing))
 
     def restore(self, timing: Timing = TIMING) -> Operation:
@@ -204,6 +218,13 @@ class Lab:
         assert self.controller is not None
         self.controller.send(Forget(operation.spec.op))
         assert until(lambda: not self.left(operation.spec.op)), self.left(operation.spec.op)
+
+    def forget_but_kept(self, operation: Operation) -> None:
+        """Of one whose checkpoint lies on the node's disk."""
+        assert self.controller is not None
+        self.controller.send(Forget(operation.spec.op))
+        known = (".kept", ".home")
+        assert until(lambda: not [path for path in self.left(operation.spec.op) if not path.endswith(known)])
 
     def left(self, op: str) -> list[str]:
         """Of an operation in the daemon's state: files that nobody would ever remove."""
@@ -230,7 +251,7 @@ class Lab:
                 "container_id": place.container.id,
                 "rank": rank,
                 "world_size": 2,
-                "repository": f"{self.folder}/store",
+                "repository": self.repository,
                 "addresses": addresses,
                 "releases": True,
                 "uid": uid,

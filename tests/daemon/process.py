@@ -84,6 +84,7 @@ class Daemon:
 
     def __init__(self, folder: Path, api: ApiServer, authority: Authority) -> None:
         self.folder = folder
+        self.kept = 0
         self.state = folder / "state"
         self.certificates = authority.folder(folder / "agent", "agent.stasis.dev")
         self.log = folder / "daemon.log"
@@ -101,6 +102,7 @@ class Daemon:
             "--node-port": self.node_port,
             "--metrics-port": self.metrics_port,
             "--kubeconfig": self._api.kubeconfig,
+            "--kept": self.kept,
         }
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(

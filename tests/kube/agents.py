@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from stasis.agent import kept
 from stasis.agent.executor import FINAL
 from stasis.agent.journal import BOOT_ID, StateDir
 from stasis.agent.node import Job
@@ -33,6 +34,7 @@ from stasis.daemon.ranks import Ranks
 from stasis.daemon.server import Server
 from stasis.errors import CheckpointFailed, StasisError
 from stasis.store.connect import open_repository
+from stasis.store.media import Descriptor
 from stasis.store.writer import RankWriter
 
 BEAT = 0.01  # seconds between two numbers of a program
@@ -99,8 +101,9 @@ class World:
 class PlayedExecutor:
     """One rank's steps, on a program."""
 
-    def __init__(self, world: World, progress: Callable[[int], None]) -> None:
+    def __init__(self, world: World, state: StateDir, progress: Callable[[int], None]) -> None:
         self._world = world
+        self._state = state
         self._progress = progress
         self._job: Job | None = None
         self._count = 0
@@ -183,10 +186,15 @@ class PlayedExecutor:
             addresses={rank: list(known[:1]) for rank, known in job.addresses.items()},
             sizes={"memory": 1 << 20},
         )
-        with open_repository(job.repository) as repository:
+        with open_repository(kept.store_of(job, self._state.path)) as repository:
             writer = RankWriter(repository, uid=job.uid, rank=job.rank)
             writer.put("criu/pages-1.img", os.urandom(4096))
-            manifest = writer.finish(config.to_dict()).manifest.digest
+
+            def announce(manifest: Descriptor) -> None:
+                if job.local:
+                    kept.announce(self._state, job, manifest.digest)
+
+            manifest = writer.finish(config.to_dict(), announce=announce).manifest.digest
         self._world.saved[manifest] = self._count
         return {"manifest": manifest}
 
@@ -235,7 +243,7 @@ class PlayedAgent:
         failed: Callable[[BaseException], None],
         **_: Any,
     ) -> Runner:
-        executor = PlayedExecutor(self._world, progress)
+        executor = PlayedExecutor(self._world, self.state, progress)
         guardian = self._guardians.setdefault(f"{op}.{rank}", PlayedGuardian())
         return Runner(
             lambda wake: MemberDriver(

@@ -35,6 +35,7 @@ from stasis.daemon.metrics import Metrics
 from stasis.daemon.pods import ApiPods
 from stasis.daemon.ranks import Ranks
 from stasis.daemon.server import Connections, Server
+from stasis.daemon.uploads import Uploads
 from stasis.kube.client import Checkpoints, JobSets, TrainJobs, annotation, configuration, connect, meta
 from stasis.kube.records import ApiRecords
 
@@ -113,16 +114,18 @@ class Training:
         def of(home: Home) -> ApiRecords:
             return ApiRecords(client, home.namespace, home.name, home.uid)
 
+        uploads = Uploads(agent.state, lambda home: records.need(client, home), 0)
         node.ranks = Ranks(
             agent,  # type: ignore[arg-type]
             ApiPods(client),
             of,
             lambda home, op: records.over(client, home, op),
+            uploads,
             connections.send,
             self.trouble.append,
             metrics,
         )
-        node.server = Server(node.ranks, connections, metrics, {"node": node.name})
+        node.server = Server(node.ranks, uploads, connections, metrics, {"node": node.name})
         ports = self.controllers.port, self.controllers.node_port
         apps = (node.server.controllers(), self.controllers.tls()), (node.server.kubelet(), None)
         for port, (app, tls) in zip(ports, apps, strict=True):

@@ -16,6 +16,7 @@ from stasis.agent import attributes, cgroups, fingerprint, lookup, nested, proct
 from stasis.agent.capture import Captured, capture_tree
 from stasis.agent.files.volumes import open_files
 from stasis.agent.freezer import HIERARCHY
+from stasis.agent.kept import store_of
 from stasis.agent.needs import needs
 from stasis.agent.network import diag, lock, options
 from stasis.agent.network.nft import Nft
@@ -93,7 +94,7 @@ class CheckpointRank(Rank):
         self._needs = needs(self._pid1, root)
         self._reserve(self._needs.total)
         if self._storing is None:
-            self._storing = Storing(job, self._progress)
+            self._storing = Storing(job, store_of(job, self.node.state), self._progress)
         if self._nft is None:
             assert self._netns is not None
             self._nft = Nft(self._netns)
@@ -118,7 +119,7 @@ class CheckpointRank(Rank):
         """Room for the capture, and where the pages go; memory is faulted in before anything is frozen."""
         job = self.job
         if self._reservation is None:
-            stays = Reference.parse(job.repository).path is not None
+            stays = Reference.parse(store_of(job, self.node.state)).path is not None
             kept = Amounts(memory=MEMORY, disk=size if stays else 0)
             name = f"{job.uid}.{job.rank}"
             self._reservation = self.node.ledger.reserve(name, size, releases=job.releases, kept=kept)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stasis.agent import stored
+from stasis.agent import kept, stored
 from stasis.agent.checkpoint import CheckpointRank
 from stasis.agent.journal import StateDir
 from stasis.agent.node import Node
@@ -132,7 +132,10 @@ class RankExecutor:
     def _announce(self, manifest: Descriptor) -> None:
         assert self._worker is not None
         job = self._worker.job
-        stored.announce(self._state, job.uid, job.rank, job.repository, manifest.digest)
+        if job.local:
+            kept.announce(self._state, job, manifest.digest)
+        store = kept.store_of(job, self._state.path)
+        stored.announce(self._state, job.uid, job.rank, store, manifest.digest)
 
     def _watch(self, worker: CheckpointRank, reply: Reply) -> None:
         """Tell when the tree ends by itself."""

@@ -113,6 +113,7 @@ class Job:
     manifest: str = ""  # of a restore: the digest of the rank's manifest
     uid: str = ""
     checkpoint: str = ""  # of a restore: its operation
+    local: bool = False  # the gang commits when this node's disk has its part: it goes to the repository afterwards
     pod: Pod | None = None  # in a cluster
 
     def old(self, rank: str) -> dict[IpAddress, IpAddress]:

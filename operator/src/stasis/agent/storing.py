@@ -29,10 +29,11 @@ class Storing:
     frozen until then is not compressed: the disk takes it faster than a processor makes it smaller.
     """
 
-    def __init__(self, job: Job, progress: Callable[[int], None] | None) -> None:
-        hurry = job.releases and Reference.parse(job.repository).path is not None
+    def __init__(self, job: Job, store: str, progress: Callable[[int], None] | None) -> None:
+        """`store`: the repository that it is written to."""
+        hurry = job.releases and Reference.parse(store).path is not None
         with contextlib.ExitStack() as opened:
-            repository = opened.enter_context(open_repository(job.repository))
+            repository = opened.enter_context(open_repository(store))
             self._writer = RankWriter(
                 repository,
                 uid=job.uid,

@@ -105,7 +105,8 @@ class Choices:
         """Why the job is no fork of that checkpoint; empty where it can be."""
         if origin is None:
             return f"there is no checkpoint {name} in this namespace"
-        if cause := unusable(checkpoint_of(origin, pods_of(origin))):
+        seen = checkpoint_of(origin, pods_of(origin))
+        if cause := "is not in the registry yet" if seen.local else unusable(seen):
             return f"checkpoint {name} {cause}"
         if annotation(live.job, names.SHARE_VOLUMES) == "true":
             return ""

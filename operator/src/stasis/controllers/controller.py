@@ -181,7 +181,10 @@ class Controller:
         if (certificate := self._certificates.expiry) is not None:
             metrics.certificate.set(certificate)
         metrics.deferred.clear()
+        metrics.not_durable.clear()
         if self.leads:
+            for key, since in self.seen.not_durable():
+                metrics.not_durable.labels(*key).set(now - since)
             for key, since in self.seen.deferred():
                 metrics.deferred.labels(*key).set(now - since)
         metrics.operations.clear()

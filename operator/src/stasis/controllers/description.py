@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stasis.api import names
-from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
+from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec, Durability
 from stasis.controllers.observe import container_name, container_status, pod_rank
 from stasis.core.plan import Kind, Spec, Timing
 from stasis.core.steps import Step
@@ -41,6 +41,11 @@ class Description:
     def addresses(self) -> dict[int, tuple[str, ...]]:
         """All of each rank, the one that it has now last."""
         return {int(rank): tuple(known) for rank, known in self.args["*"]["addresses"].items()}
+
+    @property
+    def local(self) -> bool:
+        """Whether its gang commits before the registry has it."""
+        return bool(self.args.get("*", {}).get("local"))
 
     def to_json(self) -> str:
         nodes = {str(rank): node for rank, node in self.nodes.items()}
@@ -83,6 +88,8 @@ def describe(
         "releases": kind is not Kind.CONTINUE,
         "uid": op,
     }
+    if not restore and policy.durability is Durability.LOCAL:
+        common["local"] = True
     args: Args = {"*": common}
     what = "manifest" if restore else "parent"
     for rank, pod in sorted(by_rank.items()):
@@ -105,15 +112,16 @@ def describe(
 
 def made_by(checkpoint: Any) -> str:
     """The operation that made a checkpoint: the UID in its manifests. Of a fork or an import it is the original's."""
-    return str(_making(checkpoint)["op"])
+    return str(making(checkpoint)["op"])
 
 
 def released(checkpoint: Any) -> bool:
     """Whether its ranks were to stop in it, and must have; those of one beside the training go on for a while."""
-    return str(_making(checkpoint)["kind"]) == str(Kind.RELEASE)
+    return str(making(checkpoint)["kind"]) == str(Kind.RELEASE)
 
 
-def _making(checkpoint: Any) -> Any:
+def making(checkpoint: Any) -> Any:
+    """The entry of the operation that made it."""
     return next(entry for entry in checkpoint["status"]["operations"] if entry["kind"] != str(Kind.RESTORE))
 
 

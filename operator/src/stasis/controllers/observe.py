@@ -40,6 +40,7 @@ STARTED_FRESH = "StartedFresh"  # reasons of Restored=False; any other than thes
 WITHDRAWN = "Withdrawn"
 RANK_LOST = "RankLost"
 IMPORT, FORK_OF = "import", "fork of "  # who asked for a checkpoint that is filled in when it is made
+LOCAL = "Local"  # reason of Durable=False: on its nodes alone
 ORPHANED = "TrainJobDeleted"  # reason of Expired=False: kept for a while
 
 
@@ -187,6 +188,7 @@ def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint
         lost=holds(obj, ConditionType.LOST) or holds(obj, ConditionType.EXPIRED),
         imported=asked == IMPORT,
         fork_of=asked.removeprefix(FORK_OF) if asked.startswith(FORK_OF) else "",
+        local=condition(obj, ConditionType.DURABLE).get("reason") == LOCAL,
     )
 
 

@@ -12,7 +12,7 @@ from lightkube import AsyncClient
 from lightkube.types import PatchType
 
 from stasis.api import names
-from stasis.api.v1alpha1.checkpointpolicy import Addresses, Durability
+from stasis.api.v1alpha1.checkpointpolicy import Addresses
 from stasis.api.v1alpha1.trainjobcheckpoint import (
     HOLD_FINALIZER,
     CheckpointKind,
@@ -34,6 +34,7 @@ from stasis.controllers.observe import condition, holds, is_copy, pod_rank, seco
 from stasis.controllers.operations import Operations
 from stasis.controllers.registry import Registry
 from stasis.controllers.seen import Key, Seen
+from stasis.controllers.uploads import Uploads
 from stasis.core import actions as a
 from stasis.core.decide import decide
 from stasis.core.frames import Home
@@ -102,6 +103,7 @@ class Reconciler:
             a.Fork: choices.fork,
             a.RefuseChoice: choices.refuse,
             a.TellNamesakes: choices.tell_namesakes,
+            a.Upload: Uploads(agents, self._registry, teller, self._patch, again).go_on,
         }
 
     async def work(self, key: Key) -> float | None:
@@ -199,8 +201,6 @@ class Reconciler:
         causes = ((pod, cause) for pod in pods if (cause := unprepared(pod)))
         if words := [f"rank {pod_rank(pod)}, pod {meta(pod)['name']}: {cause}" for pod, cause in causes]:
             return "Refused", "; ".join(words)
-        if seen.policy.durability is Durability.LOCAL:
-            return "Unsupported", f"policy {seen.policy_name} has durability Local, which is not there yet: use Remote"
         asked = checkpoint["spec"].get("repository")
         if asked and asked not in (seen.policy.storage.repository, self._settings.repository):
             text = f"repository {asked} is neither the policy's nor the installation's: leave it out"

@@ -28,7 +28,7 @@ class Registry:
 
     async def call(self, seen: Live, repository: str, call: Callable[..., T], *args: Any) -> T:
         """One of `stored`, with the credentials for as long as it takes."""
-        text, where = await self._credentials(seen), Reference.parse(repository)
+        text, where = await self.credentials(seen), Reference.parse(repository)
         if text:
             credentials.hand_over(where.host, where.name, text)
         try:
@@ -40,12 +40,12 @@ class Registry:
     async def credentials_or_none(self, seen: Live) -> str:
         """For an operation, which must come to its end: without them it fails where they are needed, and says so."""
         try:
-            return await self._credentials(seen)
+            return await self.credentials(seen)
         except (NotFound, Denied) as error:
             await self._teller.tell(seen.job, error.reason, str(error), warning=True)
             return ""
 
-    async def _credentials(self, seen: Live) -> str:
+    async def credentials(self, seen: Live) -> str:
         """Text of the docker config that the policy names, empty where it names none. Raises NotFound, Denied."""
         name = seen.policy.storage.secret_name
         if not name:

@@ -175,6 +175,11 @@ class Seen:
             and not jobset.suspend
         ]
 
+    def not_durable(self) -> list[tuple[Key, float]]:
+        """Jobs whose last checkpoint is on its nodes alone, and since when in seconds of the wall clock."""
+        last = [(key, in_order(known.values())[-1]) for key, known in self._checkpoints.items()]
+        return [(key, checkpoint.completed_at) for key, checkpoint in last if checkpoint.local]
+
     def view(self, key: Key) -> View:
         checkpoints = in_order(self._checkpoints.get(key, {}).values())
         policy = self.policy_of(key[0], policy_name(self._policy_names.get(key, ""), checkpoints))

@@ -10,6 +10,7 @@ from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
 from stasis.controllers.description import Description
 from stasis.controllers.fixed import image
 from stasis.controllers.observe import (
+    LOCAL,
     ORPHANED,
     RANK_LOST,
     STARTED_FRESH,
@@ -20,6 +21,7 @@ from stasis.controllers.observe import (
     pod_rank,
 )
 from stasis.controllers.operations import News
+from stasis.core.durability import alone
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Failure, Record, Verdict
 from stasis.core.steps import Step
@@ -115,7 +117,7 @@ def concluded(obj: Any, op: str, results: Results, generation: int) -> Status:
     if outcome in (Outcome.RELEASED, Outcome.CONTINUED):
         commit = commit_of(entry)
         assert commit is not None
-        return change | _saved(obj, commit, outcome, results)
+        return change | _saved(obj, commit, outcome, results, Description.from_json(entry["spec"]))
     if outcome is Outcome.ABORTED:
         reason, message = _cause(failures)
         conditions = with_condition(obj, ConditionType.FAILED, True, reason, message, generation)
@@ -155,7 +157,7 @@ def manifests_of(checkpoint: Any) -> dict[int, str]:
     return {}
 
 
-def _saved(obj: Any, commit: Record, outcome: Outcome, results: Results) -> Status:
+def _saved(obj: Any, commit: Record, outcome: Outcome, results: Results, description: Description) -> Status:
     ranks = {rank["rank"]: dict(rank) for rank in obj["status"].get("ranks") or ()}
     for rank, manifest in commit.manifests.items():
         ranks.setdefault(rank, {"rank": rank})["manifest"] = manifest
@@ -164,7 +166,11 @@ def _saved(obj: Any, commit: Record, outcome: Outcome, results: Results) -> Stat
     for kind in (ConditionType.COMPLETE, ConditionType.DURABLE, ConditionType.RELEASED):
         if kind is ConditionType.RELEASED and outcome is not Outcome.RELEASED:
             continue
-        conditions = with_condition(changed, kind, True, "Committed" if kind is ConditionType.COMPLETE else str(kind))
+        if kind is ConditionType.DURABLE and description.local:
+            conditions = _alone(changed, alone({description.nodes[rank] for rank in commit.manifests}))
+        else:
+            reason = "Committed" if kind is ConditionType.COMPLETE else str(kind)
+            conditions = with_condition(changed, kind, True, reason)
         changed = {**changed, "status": {**changed["status"], "conditions": conditions}}
     status: Status = {
         "ranks": [entry for _, entry in sorted(ranks.items())],
@@ -204,6 +210,28 @@ def _restored(obj: Any, outcome: Outcome, failures: tuple[Failure, ...], generat
     conditions = with_condition(obj, ConditionType.RESTORED, False, reason, message, generation)
     broken_off = reason in (RANK_LOST, WITHDRAWN)
     return {"conditions": conditions if broken_off else _used(conditions), "message": message}
+
+
+def _alone(obj: Any, message: str) -> list[dict[str, Any]]:
+    return with_condition(obj, ConditionType.DURABLE, False, LOCAL, message)
+
+
+def uploading(obj: Any, message: str) -> Status:
+    return {"conditions": _alone(obj, message)}
+
+
+def uploaded(obj: Any) -> Status:
+    return {"conditions": with_condition(obj, ConditionType.DURABLE, True, "Durable")}
+
+
+def lost(obj: Any, message: str, generation: int | None) -> Status:
+    """The registry will never have all of it. `generation`: of the TrainJob whose state is in it, None for none."""
+    conditions = with_condition(obj, ConditionType.DURABLE, False, "Lost", message)
+    conditions = with_condition({"status": {"conditions": conditions}}, ConditionType.LOST, True, "NodeLost", message)
+    if generation is not None:
+        there = {"status": {"conditions": conditions}}
+        conditions = _used(with_condition(there, ConditionType.RESTORED, False, "Lost", message, generation))
+    return {"conditions": conditions, "message": message[:MAX_MESSAGE]}
 
 
 def failed(obj: Any, reason: str, message: str) -> Status:

@@ -182,8 +182,15 @@ class LetGo:
     checkpoint: str
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """See that what is on the nodes' disks alone comes to the registry, and how far it is."""
+
+    checkpoint: str
+
+
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
     | Word | Orphan | Expire | LetGo | Check | Choose | GoBack | PassOver | Fork | RefuseChoice
-    | TellNamesakes
+    | TellNamesakes | Upload
 )  # fmt: skip

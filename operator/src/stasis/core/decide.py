@@ -32,8 +32,10 @@ from stasis.core.actions import (
     SetGate,
     StartFresh,
     TellNamesakes,
+    Upload,
     Word,
 )
+from stasis.core.durability import POLL
 from stasis.core.gate import Gate, Held, Open, Resume, Suspend
 from stasis.core.lineage import last, to_go_back_to, unusable
 from stasis.core.plan import Kind
@@ -84,7 +86,8 @@ def decide(view: View) -> Decision:
         text = "the job is not enabled, or nothing of it is there"
         vain = tuple(Fail(c.name, text, "NotEnabled") for c in own if c.waiting and not c.deleting)
         rest = rest.and_then(Decision(_abandoned(own, view.pods) + vain))
-    return Decision(aside).and_then(rest)
+    uploading = any(isinstance(action, Upload) for action in aside)
+    return Decision(aside, POLL if uploading else None).and_then(rest)
 
 
 def stored(view: View) -> list[Stored]:
@@ -111,7 +114,9 @@ def _aside(checkpoints: Sequence[Checkpoint]) -> tuple[Action, ...]:
             continue
         if checkpoint.deleting:
             actions.append(LetGo(checkpoint.name))
-        elif not checkpoint.published and not checkpoint.failed and operations:
+        elif checkpoint.local:
+            actions.append(Upload(checkpoint.name))
+        elif not checkpoint.published and not checkpoint.failed and not checkpoint.lost and operations:
             actions.append(Publish(checkpoint.name))
     return tuple(actions)
 
@@ -181,6 +186,7 @@ class _Gang:
     def needed(self) -> set[str]:
         """Checkpoints that something depends on."""
         names = {one.name for one in (self.current, last(self.checkpoints)) if one}
+        names |= {checkpoint.name for checkpoint in self.checkpoints if checkpoint.local}
         if isinstance(self.jobset.gate, Held):
             names.add(self.jobset.gate.checkpoint)
         stamps = [pod.incarnation for pod in self.view.pods] + [self.jobset.incarnation]
@@ -376,6 +382,8 @@ class _Gang:
             return Decision.to(StartFresh(current.name))
         if current.use is Use.FAILED and current.seen >= self.job.generation:
             return WAIT  # until the user says something else
+        if current.local:
+            return WAIT  # until the registry has it: its pods may come to any node
         return Decision.to(OpenResume(current.name, self._serial()))
 
     def _resume_without(self) -> Decision:

@@ -30,6 +30,8 @@ def last(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
             events.append((restored, checkpoint))
         elif checkpoint.use is Use.FRESH:
             events.append((restored, None))
+        elif checkpoint.lost:
+            continue
         elif checkpoint.operation is not None and checkpoint.operation.outcome is Outcome.CONTINUED:
             events.append((checkpoint.serial, checkpoint))
     return max(events, key=lambda event: event[0], default=(0, None))[1]

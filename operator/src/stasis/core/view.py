@@ -131,6 +131,7 @@ class Checkpoint:
     lost: bool = False  # its bytes are gone, or on their way
     imported: bool = False  # made elsewhere
     fork_of: str = ""  # a copy of this one, of another job
+    local: bool = False  # its bytes are on the disks of its nodes, and not all of them in the registry yet
 
     @property
     def settled(self) -> bool:

@@ -28,6 +28,7 @@ from stasis.daemon.metrics import Metrics
 from stasis.daemon.pods import ApiPods
 from stasis.daemon.ranks import Ranks
 from stasis.daemon.server import Connections, Server
+from stasis.daemon.uploads import Uploads
 from stasis.errors import StasisError
 from stasis.kube.client import configuration, connect
 from stasis.kube.records import ApiRecords
@@ -49,6 +50,7 @@ class Settings:
     metrics_port: int
     kubeconfig: Path | None
     host_root: str
+    kept: int
 
 
 @click.command(context_settings={"auto_envvar_prefix": "STASIS"})
@@ -65,6 +67,7 @@ class Settings:
 @click.option("--metrics-port", type=int, default=9481, help="For Prometheus.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), default=None, help="Default: that of our pod.")
 @click.option("--host-root", default="/", help="Where the node's root is seen; in a container: /proc/1/root.")
+@click.option("--kept", type=int, default=10 << 30, help="Bytes of checkpoints that stay though a registry has them.")
 @click.option("--log-level", default="info")
 def main(log_level: str, **given: object) -> None:
     """Checkpoint and restore the ranks on this node, as the controller says."""
@@ -94,11 +97,13 @@ async def _serve(settings: Settings) -> None:
     def of(home: Home) -> ApiRecords:
         return ApiRecords(client, home.namespace, home.name, home.uid)
 
+    uploads = Uploads(agent.state, lambda home: records.need(client, home), settings.kept)
     ranks = Ranks(
         agent,
         ApiPods(client),
         of,
         lambda home, op: records.over(client, home, op),
+        uploads,
         connections.send,
         _end,
         metrics,
@@ -111,7 +116,7 @@ async def _serve(settings: Settings) -> None:
         "criu": criu_version(bundle),
         "inits": sorted(provision.init_builds()),
     }
-    server = Server(ranks, connections, metrics, node)
+    server = Server(ranks, uploads, connections, metrics, node)
     await loop.run_in_executor(None, ranks.take_over)
     async with (
         _listening(server.kubelet(), "127.0.0.1", settings.node_port),

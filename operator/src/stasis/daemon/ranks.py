@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stasis.agent import stored
+from stasis.agent import kept, stored
 from stasis.agent.agent import Agent, trim
 from stasis.agent.node import Job
 from stasis.agent.runner import BootClock, RecordsStore
@@ -25,13 +25,13 @@ from stasis.daemon.pods import Pods, exit_status
 from stasis.daemon.rank import Rank, Steps
 from stasis.daemon.records import Mirrored, PooledRecords
 from stasis.daemon.releases import Releases
+from stasis.daemon.uploads import HOME, Uploads
 from stasis.errors import StasisError, UsageError
 from stasis.store import credentials
 from stasis.store.reference import Reference
 
 log = logging.getLogger(__name__)
 
-HOME = "home"  # kind of the entries that name an operation's TrainJobCheckpoint
 PROGRESS_SECONDS = 0.5  # between two words of how far a rank is
 
 
@@ -48,6 +48,7 @@ class Ranks:
         pods: Pods,
         records: Callable[[Home], RecordsStore],
         over: Callable[[Home, str], bool],
+        uploads: Uploads,
         send: Callable[[Frame], None],
         failed: Callable[[BaseException], None],
         metrics: Metrics,
@@ -56,6 +57,7 @@ class Ranks:
         self._pods = pods
         self._records = records
         self._over = over
+        self._uploads = uploads
         self._send = send
         self._failed = failed
         self._metrics = metrics
@@ -96,11 +98,11 @@ class Ranks:
                     self._agent.state.write(HOME, op, command.home.to_dict())
                 self._add(rank)
             rank = self._ranks[rank.key]
-        if isinstance(message, Order) and message.index == 0:
-            try:
-                rank.job = Job.from_args(message.args)
-            except UsageError:
-                pass  # its first step says so
+            if isinstance(message, Order) and message.index == 0:
+                try:
+                    rank.job = Job.from_args(message.args)
+                except UsageError:
+                    pass  # its first step says so
         if command.credentials and rank.job:
             repository = Reference.parse(rank.job.repository)
             credentials.hand_over(repository.host, repository.name, command.credentials)
@@ -116,7 +118,8 @@ class Ranks:
         for rank in ours:
             self._stop(rank)
         self._agent.forget(op)
-        self._agent.state.remove(HOME, op)
+        if not self._uploads.holds(op):
+            self._agent.state.remove(HOME, op)
         self._pool.submit(self._tidy, op, {rank.job.repository for rank in ours if rank.job})
         if ours:
             trim()
@@ -154,10 +157,20 @@ class Ranks:
                     self.forget(op)
             except StasisError as error:
                 log.info("whether %s is over is not known: %s", op, error)
+        self._sweep_kept()
+
+    def _sweep_kept(self) -> None:
+        """What lies on this disk for a registry."""
+        with self._lock:
+            at_work = {rank.op for rank in self._ranks.values()}
+        self._uploads.sweep(at_work)
+        with self._lock:  # nobody begins to write there
+            kept.tidy(self._agent.state, {rank.job.repository for rank in self._ranks.values() if rank.job})
 
     def close(self) -> None:
         """Leave everything as it is: who comes next goes on with it."""
         self.releases.close()
+        self._uploads.close()
         with self._lock:
             ranks = list(self._ranks.values())
             self._ranks.clear()

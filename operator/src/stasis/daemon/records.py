@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from typing import Any
 
 from lightkube import Client
 
 from stasis.agent.records import Records
 from stasis.agent.runner import RecordsPort, RecordsStore
+from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
 from stasis.core.driver import Reply
+from stasis.core.durability import Need
 from stasis.core.frames import Home
 from stasis.core.records import Record, Verdict
 from stasis.errors import NotFound
@@ -50,13 +53,32 @@ class PooledRecords:
 def over(client: Client, home: Home, op: str) -> bool:
     """Whether nobody will ask after the operation again: its end is recorded, or nothing of it is kept any more.
     Raises StasisError where the API does not say."""
-    try:
-        with translated(f"checkpoint {home.namespace}/{home.name}"):
-            checkpoint = client.get(Checkpoints, home.name, namespace=home.namespace)
-    except NotFound:
-        return True
-    if meta(checkpoint).get("uid") != home.uid:
+    checkpoint = _get(client, home)
+    if checkpoint is None:
         return True
     operations = (checkpoint.get("status") or {}).get("operations") or []
     mine = next((operation for operation in operations if operation["op"] == op), None)
     return mine is None or any(record["verdict"] == Verdict.ENDED for record in mine.get("records") or ())
+
+
+def need(client: Client, home: Home) -> Need:
+    """What this node's part of a checkpoint is kept for. Raises StasisError where the API does not
+    say."""
+    checkpoint = _get(client, home)
+    if checkpoint is None:
+        return Need.NONE
+    conditions = (checkpoint.get("status") or {}).get("conditions") or ()
+    holds = {str(condition["type"]) for condition in conditions if condition["status"] == "True"}
+    if ConditionType.FAILED in holds:
+        return Need.NONE
+    return Need.SPARE if ConditionType.DURABLE in holds else Need.ALONE
+
+
+def _get(client: Client, home: Home) -> Any | None:
+    """None where it is no more."""
+    try:
+        with translated(f"checkpoint {home.namespace}/{home.name}"):
+            checkpoint = client.get(Checkpoints, home.name, namespace=home.namespace)
+    except NotFound:
+        return None
+    return checkpoint if meta(checkpoint).get("uid") == home.uid else None

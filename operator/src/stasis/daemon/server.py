@@ -19,6 +19,7 @@ from stasis.daemon import preflight
 from stasis.daemon.certificates import CONTROLLER, common_name
 from stasis.daemon.metrics import Metrics
 from stasis.daemon.ranks import Ranks
+from stasis.daemon.uploads import Uploads
 from stasis.errors import StasisError, UsageError
 
 log = logging.getLogger(__name__)
@@ -72,9 +73,12 @@ class Connections:
 
 
 class Server:
-    def __init__(self, ranks: Ranks, connections: Connections, metrics: Metrics, node: dict[str, Any]) -> None:
+    def __init__(
+        self, ranks: Ranks, uploads: Uploads, connections: Connections, metrics: Metrics, node: dict[str, Any]
+    ) -> None:
         """`node`: what /v1/status tells of it."""
         self._ranks = ranks
+        self._uploads = uploads
         self._connections = connections
         self._metrics = metrics
         self._node = node
@@ -92,6 +96,7 @@ class Server:
         app.router.add_get("/v1/status", self._status)
         app.router.add_post("/v1/check", self._check)
         app.router.add_post("/v1/word", self._word)
+        app.router.add_post("/v1/upload", self._upload)
         return app
 
     def kubelet(self) -> web.Application:
@@ -157,6 +162,9 @@ class Server:
             raise UsageError(f"operation {rank.op} is at work in this container")
         await self._in(self._others, preflight.word, body)
         return web.json_response({})
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._in(self._others, self._uploads.ask, await _body(request)))
 
     # ------------------------------------------------------------ the node
 

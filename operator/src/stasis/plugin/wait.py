@@ -105,8 +105,9 @@ def checkpointed(name: str) -> Look:
         made = next((c for c in snapshot.checkpoints if c.metadata.name == name), None)
         if made is None:
             raise CheckpointFailed(f"checkpoint {name} was deleted meanwhile")
-        if made.condition(ConditionType.FAILED):
-            raise _failure(made, ConditionType.FAILED, CheckpointFailed)
+        for bad in (ConditionType.FAILED, ConditionType.LOST):
+            if made.condition(bad):
+                raise _failure(made, bad, CheckpointFailed)
         return f"saved as {name}" if made.condition(ConditionType.DURABLE) else None
 
     return look

@@ -39,13 +39,22 @@ class Credentials:
 def hand_over(host: str, name: str, config: str) -> None:
     """Use for this repository, instead of any other place, what a Secret of type kubernetes.io/dockerconfigjson says,
     in this process's memory alone. Helpers that it names are not run. Raises Denied where it is none."""
+    _handed[host, name] = _auths(host, name, config)
+
+
+def find_in(config: str, host: str, name: str) -> Credentials | None:
+    """Those that such a Secret has for a repository. Raises Denied where it is none."""
+    return _in_config(_auths(host, name, config), host, name, Path("the Secret"))
+
+
+def _auths(host: str, name: str, config: str) -> dict[str, Any]:
     try:
         auths = json.loads(config)["auths"]
         if not isinstance(auths, dict):
             raise ValueError("auths is no object")
     except (ValueError, KeyError, TypeError) as error:
         raise Denied(f"the credentials for {host}/{name} are no docker config: {error}") from None
-    _handed[host, name] = {"auths": auths}
+    return {"auths": auths}
 
 
 def withdraw(host: str, name: str) -> None:

@@ -217,8 +217,9 @@ class LayoutRepository:
         if (self._path / "oci-layout").exists() and self._aside.exists():
             return
         try:
-            for folder in (self._path, self._blobs, self._aside):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self._blobs.parent, self._blobs, self._aside.parent, self._aside):
+                folder.mkdir(mode=0o700, exist_ok=True)
             if not (self._path / "oci-layout").exists():
                 self._write(self._path / "oci-layout", [b'{"imageLayoutVersion":"1.0.0"}'])
         except OSError as error:

@@ -95,8 +95,8 @@ class CheckpointPolicySpec(Model):
     durability: Annotated[
         Durability,
         Field(
-            description="When the pods may go: Remote, once the registry has all. Local, once the nodes' disks do, is"
-            " not there yet: under such a policy nothing is checkpointed."
+            description="When the pods may go: Remote, once the registry has all; Local, once the nodes' disks do. It"
+            " is uploaded then, and can be resumed from when that is done; a node that is lost before takes it along."
         ),
     ] = Durability.REMOTE
     retention: Retention = Retention()
