@@ -98,6 +98,10 @@ def test_what_is_gone_or_damaged_is_told_apart_from_a_registry_that_is_down(lab:
     assert operation.outcome() is Outcome.CONTINUED, operation.failures()
     assert ask(one, ranks={"0": f"sha256:{'0' * 64}"}) == {0: ("Missing", "")}
     assert ask(one, op="other", ranks={"0": f"sha256:{'0' * 64}"}) == {0: ("Missing", "")}
+    proxy.fault = lambda request: (404, {}) if request.command in WRITES else None
+    seen: list[tuple[str, str]] = []
+    assert until(lambda: any(why for _, why in seen) or seen.extend(ask(one).values())), one.daemon.tail()
+    assert {state for state, _ in seen} == {"UnderWay"}
     pack = max((path for path in kept(one) if path.parent.name == "sha256"), key=lambda path: path.stat().st_size)
     pack.write_bytes(pack.read_bytes()[:-1] + b"?")
     assert until(lambda: "Broken" in {state for state, _ in ask(one).values()}), one.daemon.tail()

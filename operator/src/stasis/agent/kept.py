@@ -17,12 +17,13 @@ from pathlib import Path
 
 from stasis.agent.journal import StateDir
 from stasis.agent.node import Job
-from stasis.errors import Corrupt, NotFound
+from stasis.errors import Corrupt, NotFound, Unavailable
 from stasis.store.checkpoint import copy_ranks, forget
 from stasis.store.connect import open_repository
 from stasis.store.credentials import Credentials
 from stasis.store.media import MANIFEST, RANK_ARTIFACT, Descriptor
 from stasis.store.reader import RankReader
+from stasis.store.repository import Repository
 
 KEPT = "kept"  # kind of the entries that name a rank's manifest in a folder here
 FOLDER = "kept"  # in the agent's own
@@ -69,7 +70,8 @@ def found(state: StateDir) -> list[Kept]:
 def upload(state: StateDir, kept: Kept, credentials: Credentials | None) -> None:
     """Copy it to its repository; what is there already is compared and not sent again, so this can be repeated.
 
-    Raises Corrupt where what lies here is not as it was written, StoreError for what the repository has against it.
+    Raises Corrupt where what lies here is not as it was written, another StoreError for what the repository has
+    against it.
     """
     with (
         open_repository(place(state.path, kept.repository)) as here,
@@ -77,9 +79,16 @@ def upload(state: StateDir, kept: Kept, credentials: Credentials | None) -> None
     ):
         try:
             copy_ranks(here, there, [_descriptor(kept)])
-        except (Corrupt, NotFound):
-            RankReader(here, kept.digest).verify()  # raises where it is ours that is damaged
-            raise
+        except (Corrupt, NotFound) as error:
+            _check(here, kept)
+            raise Unavailable(str(error)) from error  # of the repository, where somebody may put that right
+
+
+def _check(here: Repository, kept: Kept) -> None:
+    try:
+        RankReader(here, kept.digest).verify()
+    except NotFound as error:
+        raise Corrupt(str(error)) from error
 
 
 def remove(state: StateDir, kept: Kept) -> None:

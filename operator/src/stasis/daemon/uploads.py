@@ -14,7 +14,7 @@ from stasis.agent.journal import StateDir
 from stasis.agent.kept import Kept
 from stasis.core.durability import Need, Upload
 from stasis.core.frames import Home
-from stasis.errors import Corrupt, NotFound, StasisError, UsageError
+from stasis.errors import Corrupt, StasisError, UsageError
 from stasis.store import credentials
 from stasis.store.credentials import Credentials
 from stasis.store.reference import Reference
@@ -66,7 +66,7 @@ class Uploads:
                 return Upload.UNDER_WAY, ""
             if (error := begun.exception()) is None:
                 return Upload.DONE, ""
-            if isinstance(error, Corrupt | NotFound):
+            if isinstance(error, Corrupt):
                 return Upload.BROKEN, str(error)
             del self._begun[one]
             return Upload.UNDER_WAY, str(error)
