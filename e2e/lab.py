@@ -291,8 +291,9 @@ class Job:
         """How often the training has begun."""
         return sum(line.startswith("step 0 ") for line in self.lines(0))
 
-    def wait_for_new_beginning(self) -> None:
-        self.cluster.wait(f"{self.name} begins anew", lambda: self.follow() and self.beginnings() > 1)
+    def wait_for_beginnings(self, count: int) -> None:
+        text = f"{self.name} begins for the {count}. time"
+        self.cluster.wait(text, lambda: self.follow() and self.beginnings() >= count)
 
     def wait_for_end(self, timeout: float = 300) -> None:
         self.cluster.wait(

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.e2e
 
 FOLDER = ROOT.parent / "shared/cases"
 # One of each way in which a pod's world is made or changed.
-QUICK = frozenset("io_uring:plain stdout_file:plain tcp_outside:blackhole udp:new-ip volume_file_grown:grown".split())
-EXPECTED = {"io_uring:plain": Verdict.REFUSED}
+QUICK = frozenset("perf_bpf:perf stdout_file:plain tcp_outside:blackhole udp:new-ip volume_file_grown:grown".split())
+EXPECTED = {"perf_bpf:perf": Verdict.REFUSED}
 
 
 @pytest.fixture

@@ -31,25 +31,31 @@ def test_the_last_of_many_suspends_and_resumes_counts(
 ) -> None:
     with training(cluster, "hasty", namespace, steps=STEPS, pause=0.3) as job:
         job.wait_for_step(2)
-        for turn in range(20):
-            job.patch_suspend(turn % 2 == 0)
+        for _ in range(20):
+            job.patch_suspend(True)
+            job.patch_suspend(False)
         job.wait_for_step(job.last_step(0) + 3)
-        for turn in range(19):
-            job.patch_suspend(turn % 2 == 0)
+        for suspend in (True, False, True):
+            job.patch_suspend(suspend)
         job.wait_for_no_pods()
         job.resume()
         finish(job, undisturbed)
 
 
-def test_a_job_made_anew_begins_anew(cluster: Cluster, namespace: str) -> None:
-    with training(cluster, "namesake", namespace, steps=1000) as job:
+def test_what_is_discarded_or_made_anew_begins_anew(cluster: Cluster, namespace: str) -> None:
+    with training(cluster, "anew", namespace, steps=1000) as job:
         job.wait_for_step(1)
+        cluster.stasis("-n", namespace, "suspend", "anew", "--discard", "--wait")
+        job.wait_for_no_pods()
+        assert job.checkpoints() == []
+        cluster.stasis("-n", namespace, "resume", "anew", "--wait")
+        job.wait_for_beginnings(2)
         job.patch_suspend(True)
         cluster.wait("a checkpoint is begun", job.checkpoints)
         job.delete()
         cluster.wait("nothing of it is left", lambda: not job.all_pods())
         job.create()
-        job.wait_for_new_beginning()
+        job.wait_for_beginnings(3)
 
 
 def test_a_namespace_is_deleted_in_mid_checkpoint(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.lab import STEPS, WORKERS, Cluster, Job, condition, finish, training, went_back
+from e2e.lab import STEPS, WORKERS, Cluster, Job, condition, training, went_back
 
 from stasis.demo.proof import differences
 
@@ -36,7 +36,6 @@ def test_a_fork_goes_on_from_another_jobs_checkpoint_and_both_from_the_registry_
         finally:
             fork.delete()
         source.resume()
-        finish(source, undisturbed)
 
 
 def test_a_job_is_resumed_from_an_older_checkpoint_of_its_own(

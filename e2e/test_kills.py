@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from e2e.lab import STEPS, WORKERS, Cluster, Job, finish, training
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 CONTROLLER, WEBHOOK, AGENT = "-m stasis.controllers", "-m stasis.webhook", "-m stasis.daemon"
 REGISTRY, GUARDIAN = "registry serve", "guardian_main"

@@ -60,17 +60,7 @@ def test_what_cannot_be_checkpointed_is_named_and_its_policy_decides(
         go.patch_suspend(False)
         keep.wait_for_step(keep.last_step(0) + 3)
         assert keep.beginnings() == 1
-        go.wait_for_new_beginning()
-
-
-def test_a_discarded_job_begins_anew(cluster: Cluster, namespace: str) -> None:
-    with training(cluster, "discarded", namespace, steps=1000) as job:
-        job.wait_for_step(1)
-        cluster.stasis("-n", namespace, "suspend", "discarded", "--discard", "--wait")
-        job.wait_for_no_pods()
-        assert job.checkpoints() == []
-        cluster.stasis("-n", namespace, "resume", "discarded", "--wait")
-        job.wait_for_new_beginning()
+        go.wait_for_beginnings(2)
 
 
 def test_a_job_of_which_nothing_runs_yet_is_suspended_at_once(cluster: Cluster, namespace: str) -> None:
