@@ -111,6 +111,21 @@ def test_what_is_gone_or_damaged_is_told_apart_from_a_registry_that_is_down(lab:
     assert until(lambda: not kept(one)), kept(one)
 
 
+def test_an_upload_of_what_is_deleted_meanwhile_leaves_nothing(lab: MakeLab, proxy: Proxy) -> None:  # noqa: F811
+    one = lab(repository=f"{proxy.host}/ns/job", local=True)
+    one.progress()
+    operation = one.checkpoint(Kind.CONTINUE)
+    assert operation.outcome() is Outcome.CONTINUED, operation.failures()
+    proxy.fault = lambda request: LATER if request.command in WRITES else None
+    ask(one)
+    assert until(lambda: any(seen.status == 503 for seen in proxy.seen)), one.daemon.tail()
+    one.delete_checkpoint()
+    proxy.fault = lambda request: None
+    assert until(lambda: sum(seen.method == "DELETE" and seen.status == 202 for seen in proxy.seen) == 2)
+    written = [seen.path for seen in proxy.seen if seen.method == "PUT" and "/manifests/" in seen.path]
+    assert sorted(written) == sorted(seen.path for seen in proxy.seen if seen.method == "DELETE")
+
+
 def test_what_an_aborted_checkpoint_has_left_on_the_disk_goes(lab: MakeLab) -> None:
     one = lab(repository="127.0.0.1:1/ns/job", local=True)
     one.progress()

@@ -84,6 +84,12 @@ def upload(state: StateDir, kept: Kept, credentials: Credentials | None) -> None
             raise Unavailable(str(error)) from error  # of the repository, where somebody may put that right
 
 
+def withdraw(kept: Kept, credentials: Credentials | None) -> None:
+    """From the repository."""
+    with open_repository(kept.repository, credentials=credentials) as there:
+        forget(there, [_descriptor(kept)])
+
+
 def _check(here: Repository, kept: Kept) -> None:
     try:
         RankReader(here, kept.digest).verify()

@@ -76,6 +76,8 @@ class Uploads:
         log.info("uploading to %s", one.repository, extra=context)
         try:
             kept.upload(self._state, one, allowed)
+            if self._look(one) is Need.NONE:  # whoever has deleted it meanwhile found nothing there to remove
+                kept.withdraw(one, allowed)
         except Exception as error:
             log.warning("not uploaded: %s", error, extra=context)
             raise
