@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
-from stasis.controllers.description import Description, describe
+from stasis.controllers.description import Description, describe, timing
 from stasis.core.plan import Kind, Spec
 
 
@@ -47,3 +49,9 @@ def test_a_restore_is_from_the_operation_that_made_the_checkpoint_whatever_objec
 def test_an_imported_checkpoint_has_ranks_without_pods_here() -> None:
     text = checkpoint("x")["status"]["operations"][0]["spec"]
     assert Description.from_json(text).pods == {0: "", 1: ""}
+
+
+@pytest.mark.parametrize("seconds", [10, 30, 900])
+def test_a_checkpoint_can_begin_under_any_timeout_that_a_policy_may_have(seconds: int) -> None:
+    policy = CheckpointPolicySpec(timeout_seconds=seconds)
+    Spec(op="made", serial=1, kind=Kind.RELEASE, ranks=(0, 1), timing=timing(policy))

@@ -18,6 +18,7 @@ from stasis.kube.lease import DURATION
 Args = dict[str, dict[str, Any]]
 
 SHM = "/dev/shm"  # carried in any case
+SHORTEST = 60.0  # seconds: a freeze's deadline outlasts a change of leader; a suspend that takes longer is withdrawn
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def making(checkpoint: Any) -> Any:
 def timing(policy: CheckpointPolicySpec) -> Timing:
     """A suspend is held back no longer than the policy says; a checkpoint beside the training may take its time."""
     timing = Timing()
-    frozen = float(policy.timeout_seconds)
+    frozen = max(float(policy.timeout_seconds), SHORTEST)
     limits = {**timing.limits, Step.STORE: timing.storing}
     return Timing(frozen=frozen, limits=limits, lease=DURATION)
 
