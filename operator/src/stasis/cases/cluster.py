@@ -16,7 +16,7 @@ from stasis.cases import manifest
 from stasis.cases.kubectl import Namespace, kubectl
 from stasis.cases.limits import LIBUV_PROBE, Place, has_resource_capability, not_shown
 from stasis.cases.runner import ATTEMPTS, Result
-from stasis.cases.spec import Case
+from stasis.cases.spec import VOLUME, Case
 from stasis.cases.verdict import Evidence, Verdict, judge, steps
 from stasis.errors import Unavailable, UsageError
 
@@ -100,7 +100,7 @@ class _Run:
         self._address = ""  # of the last pod that had one
         text = case.program.read_text(encoding="utf-8")
         self._server = f"{name}-outside" if "OUTSIDE" in text else ""
-        self._pvc = manifest.VOLUME in text
+        self._pvc = VOLUME in text
 
     def through(self) -> Evidence:
         self._on_stage("start")

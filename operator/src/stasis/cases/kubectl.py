@@ -50,9 +50,6 @@ class Namespace:
     def checkpoints(self, job: str) -> list[Any]:
         return self._labelled(CHECKPOINTS, "stasis.dev/trainjob", job)
 
-    def pod(self, name: str) -> Any | None:
-        return next((found for found in self._found(PODS) if found["metadata"]["name"] == name), None)
-
     def _labelled(self, kind: str, label: str, value: str) -> list[Any]:
         found = [one for one in self._found(kind) if one["metadata"].get("labels", {}).get(label) == value]
         return sorted(found, key=lambda one: str(one["metadata"]["creationTimestamp"]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stasis.cases.spec import World
+from stasis.cases.spec import EMPTYDIR, ENVIRONMENT, PROGRAMS, VOLUME, World
 from stasis.local.container import ALL_CAPABILITIES, DEFAULT_CAPABILITIES
 
 Object = dict[str, Any]
 
-PROGRAMS, EMPTYDIR, VOLUME, SITE = "/case", "/ed", "/pvc", "/site"
+SITE = "/site"
 CONTAINER, LOG = "node", "log"
 POLICIES = {"keep": "Auto", "translate": "Translate"}
 SERVER = """
@@ -122,11 +122,7 @@ def _replicated(pod: Object) -> Object:
 
 def _pod(name: str, world: World, image: str, pace: int, outside: str, pvc: bool) -> Object:
     env = {
-        "HOME": "/tmp",
-        "USE_LIBUV": "0",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        **ENVIRONMENT,
         "PYTHONPATH": SITE,
         "PACE": str(pace),
         **({"OUTSIDE": outside} if outside else {}),

@@ -14,7 +14,7 @@ from typing import Any
 
 from stasis.agent import provision
 from stasis.cases.limits import Place, has_libuv, has_resource_capability, not_shown
-from stasis.cases.spec import Case
+from stasis.cases.spec import EMPTYDIR, ENVIRONMENT, PROGRAMS, VOLUME, Case
 from stasis.cases.verdict import Evidence, Verdict, judge, steps
 from stasis.cases.world import TOKEN_FOLDER, Server, huge_pages, token_folder
 from stasis.errors import Refused, ResourceShort, StasisError
@@ -23,8 +23,6 @@ from stasis.local.gang import GangSpec, LocalGang
 from stasis.local.network import Network
 from stasis.local.operator import LocalOperator
 
-PROGRAMS = "/case"
-EMPTYDIR, VOLUME = "/ed", "/pvc"
 CAPABILITIES = {"default": tuple(DEFAULT_CAPABILITIES), "none": (), "all": tuple(ALL_CAPABILITIES)}
 ATTEMPTS = 4  # a program may be through with its steps before it is frozen
 HERE = Place(
@@ -89,15 +87,7 @@ class _Run:
 
     def _spec(self) -> GangSpec:
         world = self.world
-        env = {
-            "HOME": "/tmp",
-            "USE_LIBUV": "0",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OUTSIDE": Network.GATEWAY,
-            **world.env,
-        }
+        env = {**ENVIRONMENT, "OUTSIDE": Network.GATEWAY, **world.env}
         options = {
             "hostname": "trainer-0",
             "uid": world.uid,

@@ -21,6 +21,14 @@ STEERING = frozenset(
     "dump restore carry hardlinks image_hook after_restore restore_wrap run_wrap no_base nsenter cycles "
     "periodic".split()
 )
+PROGRAMS, EMPTYDIR, VOLUME = "/case", "/ed", "/pvc"  # where a program finds them
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "USE_LIBUV": "0",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 CHOICES = {"caps": ("default", "none", "all"), "server": ("same", "gone", "blackhole")}
 LINE = "# CASE "
 
