@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stasis.api.v1alpha1.trainjobcheckpoint import ConditionType
-from stasis.controllers.description import Description
+from stasis.controllers.description import Description, making
 from stasis.controllers.fixed import image
 from stasis.controllers.observe import (
     LOCAL,
@@ -284,14 +284,13 @@ def passed_over(obj: Any, other: str) -> Status:
 def forked(obj: Any, serial: int, origin: Any) -> Status:
     """Of a copy of a checkpoint, for another job: the same bytes by the same digests."""
     there = origin["status"]
-    made = next(entry for entry in there["operations"] if entry["kind"] != str(Kind.RESTORE))
     kept = ("repository", "container", "fixed", "index", "tag", "worldSize", "memoryBytes", "storedBytes", "size")
     known = ("rank", "image", "manifest", "addresses", "memoryBytes", "storedBytes", "fingerprint")
     status: Status = {key: there[key] for key in kept if key in there} | {
         "serial": serial,
         "policy": obj["spec"].get("policy", ""),
         "ranks": [{key: rank[key] for key in known if key in rank} for rank in there.get("ranks") or ()],
-        "operations": [made],
+        "operations": [making(origin)],
         "startTime": now(),
         "completionTime": now(),
     }
