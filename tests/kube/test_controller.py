@@ -42,12 +42,6 @@ def stasis(training: Training, *arguments: str) -> Result:
     return CliRunner().invoke(plugin, ["-n", training.namespace, *arguments], env=env)
 
 
-def run(training: Training) -> None:
-    training.create()
-    training.until(training.runs, "the training runs")
-    training.progress()
-
-
 def cycle(training: Training) -> None:
     training.suspend()
     training.until(training.suspended, "it is suspended")
@@ -64,7 +58,7 @@ def reason(training: Training, kind: str) -> tuple[str, str]:
 
 
 def test_a_training_is_suspended_and_resumed_where_it_stopped_again_and_again(training: Training) -> None:
-    run(training)
+    training.start()
     training.suspend()
     training.until(lambda: training.holds("Released"), "it is released")
     training.until(training.suspended, "its pods are gone")
@@ -87,7 +81,7 @@ def test_a_training_is_suspended_and_resumed_where_it_stopped_again_and_again(tr
 
 
 def test_a_suspend_taken_back_at_once_leaves_the_training_running(training: Training) -> None:
-    run(training)
+    training.start()
     for _ in range(5):
         training.suspend()
         time.sleep(0.05)  # in the midst of it, or when it is released already: nobody can tell
@@ -124,7 +118,7 @@ def test_a_job_made_suspended_starts_as_ever(training: Training) -> None:
 def test_what_cannot_be_checkpointed_runs_on_or_is_suspended_as_the_policy_says(training: Training) -> None:
     finding = Finding("userfaultfd", "do without it", 7, "python")
     training.world.failing[Step.PREPARE] = Refused([finding])
-    run(training)
+    training.start()
     training.suspend()
     training.until(lambda: training.holds("Failed"), "it is refused")
     assert "userfaultfd" in reason(training, "Failed")[1]
@@ -136,7 +130,7 @@ def test_what_cannot_be_checkpointed_runs_on_or_is_suspended_as_the_policy_says(
 
 def test_a_rank_that_cannot_freeze_does_not_hold_the_others(training: Training) -> None:
     training.world.failing[Step.CAPTURE] = CheckpointFailed("no")
-    run(training)
+    training.start()
     training.suspend()
     training.until(lambda: training.holds("Failed"), "it failed")
     training.progress()
@@ -149,14 +143,14 @@ def test_a_rank_that_cannot_freeze_does_not_hold_the_others(training: Training) 
 
 
 def test_discard_suspends_without_saving(training: Training) -> None:
-    run(training)
+    training.start()
     training.patch(TrainJobs, {"metadata": {"annotations": {names.DISCARD: "true"}}, "spec": {"suspend": True}})
     training.until(training.suspended, "it is suspended")
     assert training.checkpoints() == []
 
 
 def test_a_checkpoint_that_a_user_makes_is_taken_beside_the_training(training: Training) -> None:
-    run(training)
+    training.start()
     job = training.get(TrainJobs)
     body = {"metadata": {"name": "mine", "namespace": training.namespace}}
     spec = {"trainJob": {"name": training.name, "uid": meta(job)["uid"]}}
@@ -204,7 +198,7 @@ def saved(training: Training, name: str, rank: int) -> int:
 def test_a_training_goes_on_from_an_older_checkpoint_or_one_that_was_taken_beside_it(
     training: Training, which: str
 ) -> None:
-    run(training)
+    training.start()
     cycle(training)
     ask(training, "mine")
     training.until(lambda: training.holds("Durable", "mine"), "it is durable")
@@ -222,7 +216,7 @@ def test_a_training_goes_on_from_an_older_checkpoint_or_one_that_was_taken_besid
 
 
 def test_a_training_made_anew_under_the_name_can_go_on_from_what_the_one_before_saved(training: Training) -> None:
-    run(training)
+    training.start()
     training.suspend()
     training.until(training.suspended, "it is suspended")
     training.client.delete(TrainJobs, training.name, namespace=training.namespace)
@@ -240,7 +234,7 @@ def test_a_training_made_anew_under_the_name_can_go_on_from_what_the_one_before_
 
 
 def test_a_choice_that_cannot_be_had_is_refused_once(training: Training) -> None:
-    run(training)
+    training.start()
     training.suspend()
     training.until(training.suspended, "it is suspended")
     held = training.gate().removeprefix("held/")
@@ -256,7 +250,7 @@ def test_a_choice_that_cannot_be_had_is_refused_once(training: Training) -> None
 
 
 def test_a_fork_goes_on_from_the_checkpoint_of_another_training_which_runs(training: Training, tmp_path: Path) -> None:
-    run(training)
+    training.start()
     cycle(training)
     with Training(training.controllers, training.client, training.namespace, tmp_path / "fork", "fork") as fork:
         fork.world.saved = training.world.saved
@@ -279,7 +273,7 @@ def test_a_fork_goes_on_from_the_checkpoint_of_another_training_which_runs(train
 
 
 def test_the_user_is_told_who_has_an_address_that_a_restored_rank_still_goes_by(training: Training) -> None:
-    run(training)
+    training.start()
     training.suspend()
     training.until(training.suspended, "it is suspended")
     training.until(lambda: bool(training.checkpoints()[-1]["status"].get("tag")), "it is published")
@@ -322,7 +316,7 @@ def test_a_checkpoint_of_what_does_not_run_fails_with_the_cause(training: Traini
 
 
 def test_what_the_policy_does_not_allow_is_refused_by_name(training: Training) -> None:
-    run(training)
+    training.start()
     ask(training, "abroad", repository="registry.elsewhere.test/mine")
     assert refused(training, "abroad")[0] == "Denied"
     training.progress()
@@ -331,7 +325,7 @@ def test_what_the_policy_does_not_allow_is_refused_by_name(training: Training) -
 
 
 def test_what_cannot_be_restored_stays_suspended_until_the_user_says_something_else(training: Training) -> None:
-    run(training)
+    training.start()
     training.suspend()
     training.until(training.suspended, "it is suspended")
     training.world.failing[Step.LAY] = Corrupt("a blob is not what it was")
@@ -349,7 +343,7 @@ def test_what_cannot_be_restored_stays_suspended_until_the_user_says_something_e
 
 def test_what_cannot_be_restored_begins_anew_where_the_policy_says_so(training: Training) -> None:
     training.client.create(policy("default", training.namespace, onRestoreFailure="StartFresh"))
-    run(training)
+    training.start()
     training.suspend()
     training.until(training.suspended, "it is suspended")
     training.world.failing[Step.LAY] = Corrupt("a blob is not what it was")
@@ -360,7 +354,7 @@ def test_what_cannot_be_restored_begins_anew_where_the_policy_says_so(training: 
 
 
 def test_a_pod_made_anew_after_its_gang_was_restored_runs_its_command(training: Training) -> None:
-    run(training)
+    training.start()
     cycle(training)
     victim = training.pods()[1].metadata.name
     training.client.delete(Pod, victim, namespace=training.namespace)
@@ -373,7 +367,7 @@ def test_a_pod_made_anew_after_its_gang_was_restored_runs_its_command(training: 
 
 @pytest.mark.parametrize("step", [Step.PREPARE, Step.CAPTURE, Step.STORE])
 def test_a_job_deleted_in_the_middle_of_its_checkpoint_leaves_nothing(training: Training, step: Step) -> None:
-    run(training)
+    training.start()
 
     def delete(at: Step, rank: int) -> None:
         if at is step and rank == 0:
@@ -392,7 +386,7 @@ def test_a_job_deleted_in_the_middle_of_its_checkpoint_leaves_nothing(training: 
 def test_old_checkpoints_are_deleted_with_their_bytes_and_the_namespaces_bytes_bounded(training: Training) -> None:
     retention = {"keep": 1, "maxBytes": "1Mi"}
     training.client.create(policy("default", training.namespace, retention=retention))
-    run(training)
+    training.start()
     cycle(training)
     cycle(training)
     cycle(training)
@@ -408,7 +402,7 @@ def test_old_checkpoints_are_deleted_with_their_bytes_and_the_namespaces_bytes_b
 
 def test_the_checkpoints_of_a_deleted_job_go_where_the_policy_says_so(training: Training) -> None:
     training.client.create(policy("default", training.namespace, onDelete="Delete"))
-    run(training)
+    training.start()
     cycle(training)
     repository = training.checkpoints()[-1]["status"]["repository"]
     training.client.delete(TrainJobs, training.name, namespace=training.namespace)
@@ -420,7 +414,7 @@ def test_a_fork_that_would_write_to_the_volumes_of_a_running_training_is_refused
     training: Training, tmp_path: Path
 ) -> None:
     training.claims = ["data"]
-    run(training)
+    training.start()
     cycle(training)
     with Training(training.controllers, training.client, training.namespace, tmp_path / "fork", "fork") as fork:
         fork.world.saved, fork.claims = training.world.saved, ["data"]
@@ -433,7 +427,7 @@ def test_a_fork_that_would_write_to_the_volumes_of_a_running_training_is_refused
 
 
 def test_how_far_a_checkpoint_is_can_be_watched(training: Training) -> None:
-    run(training)
+    training.start()
     watched = threading.Event()
     training.world.on_step = lambda step, rank: watched.wait(20) if step is Step.STORE else None
     training.suspend()
@@ -453,7 +447,7 @@ def test_how_far_a_checkpoint_is_can_be_watched(training: Training) -> None:
 
 def test_what_goes_on_is_measured(training: Training) -> None:
     training.world.failing[Step.CAPTURE] = CheckpointFailed("no")
-    run(training)
+    training.start()
     training.suspend()
     training.until(lambda: training.holds("Failed"), "it failed")
     text = training.controllers.metrics()
@@ -475,7 +469,7 @@ def test_the_registrys_credentials_come_from_the_jobs_namespace_with_the_orders(
     training.client.create(Secrets.from_dict({**body, "type": "kubernetes.io/dockerconfigjson"}))
     let_read_secret(training.client, training.namespace, "registry")
     training.client.create(policy("default", training.namespace, storage={"secretName": "registry"}))
-    run(training)
+    training.start()
     cycle(training)
     assert set(handed) == {text}
     training.client.delete(Secrets, "registry", namespace=training.namespace)

@@ -27,9 +27,7 @@ def training(controllers: Controllers, client: Client, namespace: str, tmp_path:
     controllers.only(2)
     with Training(controllers, client, namespace, tmp_path) as training:
         training.until(controllers.leader, "a controller leads")
-        training.create()
-        training.until(training.runs, "the training runs")
-        training.progress()
+        training.start()
         yield training
         for process in controllers.alive():
             process.send_signal(signal.SIGCONT)

@@ -49,9 +49,7 @@ def training(
     client.create(policy("default", namespace, durability="Local"))
     with Training(controllers, client, namespace, tmp_path) as training:
         training.until(controllers.leader, "a controller leads")
-        training.create()
-        training.until(training.runs, "the training runs")
-        training.progress()
+        training.start()
         yield training
         assert not training.trouble, training.trouble
 

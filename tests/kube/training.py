@@ -337,6 +337,12 @@ class Training:
     def runs(self) -> bool:
         return self.world.states() == ["running"] * RANKS
 
+    def start(self) -> None:
+        """Create it; returns once it trains."""
+        self.create()
+        self.until(self.runs, "the training runs")
+        self.progress()
+
     def progress(self, count: int = 5) -> None:
         """Until every rank has printed so many more numbers."""
         before = {rank: len(self.world.lines.get(rank, ())) for rank in range(RANKS)}
