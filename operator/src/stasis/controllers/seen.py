@@ -127,10 +127,13 @@ class Seen:
             self._jobs[key] = replace(job, check="")
 
     def refuses(self, key: Key, cause: str) -> bool:
-        """Whether a choice is refused for a cause for the first time."""
-        again = self._refused.get(key) == cause
+        """Whether a choice is refused for a cause for the first time; not where it has been withdrawn meanwhile."""
+        job = self._jobs.get(key)
+        again = job is None or job.choice is None or self._refused.get(key) == cause
+        if again:
+            return False
         self._refused[key] = cause
-        return not again
+        return True
 
     def told(self, uid: str) -> bool:
         return uid in self._told
