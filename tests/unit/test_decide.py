@@ -83,7 +83,6 @@ def test_a_gang_that_does_not_run_whole_is_let_go_at_once() -> None:
         (),
         PODS[:1],
         (PODS[0], replace(PODS[1], running=False)),
-        (PODS[0], replace(PODS[1], terminating=True)),
     ):
         (action,) = due(replace(ASKED, pods=pods))
         assert isinstance(action, a.SetGate)

@@ -32,14 +32,16 @@ NEW = replace(PLACEHOLDERS[1], uid="r1")  # in the place of the lost one
 @pytest.mark.parametrize("pods", [(), (LOST,), (NEW,), (replace(NEW, running=False),)])
 def test_the_survivors_of_a_lost_node_go_back_to_what_they_were_resumed_from(pods: tuple[Pod, ...]) -> None:
     view = replace(TRAINING, pods=(PLACEHOLDERS[0], *pods))
-    assert due(view) == [a.GoBack("gpt-1", (1,))]
+    assert due(view) == [a.GoBack("gpt-1", "rank 1 (its pod was deleted) is lost")]
     chosen = replace(RESTORED, use=Use.CHOSEN)
     assert due(replace(view, checkpoints=(chosen,))) == [a.SetGate(Suspend("gpt-1"), "", "")]
 
 
 def test_a_checkpoint_taken_beside_the_training_is_newer_than_what_it_was_resumed_from() -> None:
     assert last((RESTORED, TAKEN)) == TAKEN
-    assert due(replace(TRAINING, checkpoints=(RESTORED, TAKEN)))[0] == a.GoBack("gpt-3", (1,))
+    assert due(replace(TRAINING, checkpoints=(RESTORED, TAKEN)))[0] == a.GoBack(
+        "gpt-3", "rank 1 (its pod was deleted) is lost"
+    )
     resumed_again = replace(RESTORED, restore=replace(restore(), serial=4, outcome=Outcome.RESTORED, concluded=True))
     assert last((resumed_again, TAKEN)) == resumed_again
 

@@ -33,6 +33,9 @@ RESTORE = f"{GROUP}/restore"  # generation of the restore, decimal
 ADDRESSES = f"{GROUP}/addresses"  # JSON: rank (as text) -> address that the CNI is asked for
 INITS = f"{GROUP}/inits"  # JSON: list of the init builds that the restore needs
 
+# On pod templates, by the admission of the JobSet.
+RANKS = f"{GROUP}/ranks"  # rank of the job's first pod / pods of one replica; see `stasis.kube.ranks`
+
 # On pods, by the admission of the pod. CONTAINER also on pod templates.
 ID = f"{GROUP}/id"  # random: names the pod towards its preStop
 PREPARED = f"{GROUP}/prepared"  # build of init
@@ -45,7 +48,7 @@ PATCH_MANAGER = f"{GROUP}/webhook"  # of the runtimePatch on a TrainJob
 # By others.
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 CALICO_ADDRESSES = "cni.projectcalico.org/ipAddrs"  # annotation of a pod: JSON list
-COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation and label of a pod: its rank
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation and label of a pod
 
 # In a prepared pod.
 VOLUME = "stasis"

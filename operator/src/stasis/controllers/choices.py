@@ -40,8 +40,7 @@ class Choices:
     async def go_back(self, live: Live, action: a.GoBack) -> None:
         checkpoint = live.checkpoint(action.checkpoint)
         await self._patch(checkpoint, status.gone_back(checkpoint))
-        lost = f"ranks {list(action.lost)} are lost" if len(action.lost) > 1 else f"rank {action.lost[0]} is lost"
-        text = f"{lost}: all ranks go back to checkpoint {action.checkpoint}, the last one that is complete"
+        text = f"{action.lost}: all ranks go back to checkpoint {action.checkpoint}, the last one that is complete"
         await self._teller.tell(live.job, "RolledBack", text, warning=True)
 
     async def pass_over(self, live: Live, action: a.PassOver) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec, Durability
-from stasis.controllers.observe import container_name, container_status, pod_rank
+from stasis.controllers.observe import container_name, container_status
 from stasis.core.plan import Kind, Spec, Timing
 from stasis.core.steps import Step
 from stasis.kube.client import annotation, meta
 from stasis.kube.lease import DURATION
+from stasis.kube.ranks import rank_of
 
 Args = dict[str, dict[str, Any]]
 
@@ -77,7 +78,7 @@ def describe(
     restore = kind is Kind.RESTORE
     uid = str(meta(checkpoint)["uid"])
     op = made_by(checkpoint) if restore else uid
-    by_rank = {pod_rank(pod): pod for pod in pods}
+    by_rank = {rank_of(pod): pod for pod in pods}
     addresses = {rank: str(pod["status"]["podIP"]) for rank, pod in by_rank.items()}
     common: dict[str, Any] = {
         "world_size": world_size,

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stasis.api import names
-from stasis.controllers.observe import container_name, container_status, pod_rank
+from stasis.controllers.observe import container_name, container_status
+from stasis.kube.ranks import rank_of
 
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"  # mounted by the API server, from a volume of a random name
 SHOWN = 200  # characters of a value
@@ -43,7 +44,7 @@ def changed(saved: Mapping[str, Any], pods: Sequence[Any], *, copy: bool) -> str
     images = {rank["rank"]: str(rank.get("image", "")) for rank in saved.get("ranks") or ()}
     found = []
     for pod in pods:
-        was, now = images.get(pod_rank(pod), ""), image(pod)
+        was, now = images.get(rank_of(pod), ""), image(pod)
         if _differ(was, now):
             found.append(f"the image was {was}, is {now}")
         before: Mapping[str, str] = saved.get("fixed") or {}

@@ -13,11 +13,12 @@ from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
 from stasis.api.v1alpha1.trainjobcheckpoint import HOLD_FINALIZER, TrainJobCheckpoint
 from stasis.controllers.description import Description
-from stasis.controllers.observe import checkpoint_of, is_rank, jobset_of, pod_of, policy_name, policy_of
+from stasis.controllers.observe import checkpoint_of, jobset_of, policy_name, policy_of
 from stasis.controllers.seen import Key, Seen, in_order, pods_of
 from stasis.core.plan import Kind
 from stasis.core.view import View
 from stasis.kube.client import Checkpoints, JobSets, Pods, TrainJobs, label, meta, status_code, translated
+from stasis.kube.ranks import is_rank
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ async def _read(client: AsyncClient, seen: Seen, key: Key) -> Live:
         now=time.time(),
         job=None if job is None else seen.job(key, job),
         jobset=jobset_of(jobset) if enabled else None,
-        pods=tuple(pod_of(pod, seen.told(uid)) for uid, pod in pods.items()),
+        pods=tuple(seen.pod_now(pod) for pod in pods.values()),
         checkpoints=in_view,
         policy=policy_of(policy),
     )

@@ -28,12 +28,11 @@ from stasis.core.view import (
     Use,
 )
 from stasis.errors import UsageError
-from stasis.kube.client import annotation, label, meta
+from stasis.kube.client import annotation, meta
+from stasis.kube.ranks import rank_of, trainers
 
 OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 NONCE = re.compile(r"[0-9a-f]{10}")
-TRAINER_JOB = "node"  # the replicated job of a JobSet whose pods are the ranks
-REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 
 REFUSED = ("Refused", "Unsupported")  # reasons of Failed: another attempt would meet the same
 STARTED_FRESH = "StartedFresh"  # reasons of Restored=False; any other than these three means that it cannot be restored
@@ -83,19 +82,17 @@ def _choice(text: str) -> Choice | None:
 
 def jobset_of(obj: Any) -> JobSet:
     spec = obj.get("spec") or {}
-    trainer: Mapping[str, Any] = next((j for j in spec.get("replicatedJobs") or () if j["name"] == TRAINER_JOB), {})
-    template = (trainer.get("template") or {}).get("spec") or {}
-    pods = int(template.get("completions") or template.get("parallelism") or 1)
+    gang = trainers(obj)
     try:
         state = gate.parse_gate(annotation(obj, names.GATE))
     except UsageError:  # written by somebody else: the webhook reads it the same way
         state = gate.Open()
     return JobSet(
         suspend=bool(spec.get("suspend")),
-        ranks=pods * int(trainer.get("replicas") or 1),
+        ranks=sum(trainer.ranks for trainer in gang),
         gate=state,
         restoring=_number(annotation(obj, names.RESTORE)),
-        incarnation=_incarnation((template.get("template") or {}).get("metadata") or {}),
+        incarnation=_incarnation(gang[0].template.get("metadata") or {}) if gang else None,
         deleting="deletionTimestamp" in meta(obj),
     )
 
@@ -110,17 +107,6 @@ def _incarnation(about: Mapping[str, Any]) -> Incarnation | None:
     except UsageError:
         return None
     return Incarnation(stamp.uid, stamp.generation) if stamp else None
-
-
-def is_rank(pod: Any) -> bool:
-    """Whether it is one of the ranks' pods, and not an initializer's."""
-    return label(pod, REPLICATED_JOB_LABEL) == TRAINER_JOB and bool(
-        label(pod, names.COMPLETION_INDEX) or annotation(pod, names.COMPLETION_INDEX)
-    )
-
-
-def pod_rank(pod: Any) -> int:
-    return int(label(pod, names.COMPLETION_INDEX) or annotation(pod, names.COMPLETION_INDEX))
 
 
 def container_name(pod: Any) -> str:
@@ -141,11 +127,11 @@ def unprepared(pod: Any) -> str:
     return annotation(pod, names.UNPREPARED) or "the job was not enabled when the pod was made"
 
 
-def pod_of(obj: Any, told: bool = False) -> Pod:
+def pod_of(obj: Any, told: bool = False, unready_since: float = 0.0) -> Pod:
     about, status = meta(obj), obj.get("status") or {}
     running = ((container_status(obj) or {}).get("state") or {}).get("running") is not None
     return Pod(
-        rank=pod_rank(obj),
+        rank=rank_of(obj),
         name=about["name"],
         uid=about["uid"],
         running=running and bool(status.get("podIP")),
@@ -154,7 +140,15 @@ def pod_of(obj: Any, told: bool = False) -> Pod:
         terminating="deletionTimestamp" in about,
         incarnation=_incarnation(about),
         told=told,
+        node=str((obj.get("spec") or {}).get("nodeName") or ""),
+        unready_since=unready_since,
     )
+
+
+def unready_since(node: Any) -> float:
+    """Since when a node is not ready, in seconds of the wall clock; 0 for one that is, or has not said so yet."""
+    ready = condition(node, "Ready")
+    return 0.0 if ready.get("status", "True") == "True" else seconds(ready["lastTransitionTime"])
 
 
 def checkpoint_of(obj: Any, pods: Mapping[str, Mapping[int, str]]) -> Checkpoint:
@@ -247,6 +241,7 @@ def policy_name(enabled_by: str, checkpoints: Sequence[Checkpoint]) -> str:
 def policy_of(spec: CheckpointPolicySpec) -> Policy:
     return Policy(
         timeout=float(spec.timeout_seconds),
+        lost_after=float(spec.lost_after_seconds),
         suspend_anyway=spec.on_failure is OnFailure.SUSPEND,
         start_fresh=spec.on_restore_failure is OnRestoreFailure.START_FRESH,
         retention=Retention(

@@ -30,7 +30,7 @@ from stasis.controllers.fixed import changed, fixed
 from stasis.controllers.keeping import Keeping
 from stasis.controllers.live import Live
 from stasis.controllers.metrics import Metrics
-from stasis.controllers.observe import condition, holds, is_copy, pod_rank, seconds, unprepared
+from stasis.controllers.observe import condition, holds, is_copy, seconds, unprepared
 from stasis.controllers.operations import Operations
 from stasis.controllers.registry import Registry
 from stasis.controllers.seen import Key, Seen
@@ -42,6 +42,7 @@ from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
 from stasis.errors import StasisError, StoreError
 from stasis.kube.client import Checkpoints, JobSets, meta, translated, unless_changed
+from stasis.kube.ranks import rank_of
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Reconciler:
             a.Fork: choices.fork,
             a.RefuseChoice: choices.refuse,
             a.TellNamesakes: choices.tell_namesakes,
+            a.Tell: self._tell,
             a.Upload: Uploads(agents, self._registry, teller, self._patch, again).go_on,
         }
 
@@ -199,7 +201,7 @@ class Reconciler:
     def _refused(self, seen: Live, checkpoint: Any, pods: Sequence[Any]) -> tuple[str, str] | None:
         """Why no checkpoint of these pods is begun: a reason, and words."""
         causes = ((pod, cause) for pod in pods if (cause := unprepared(pod)))
-        if words := [f"rank {pod_rank(pod)}, pod {meta(pod)['name']}: {cause}" for pod, cause in causes]:
+        if words := [f"rank {rank_of(pod)}, pod {meta(pod)['name']}: {cause}" for pod, cause in causes]:
             return "Refused", "; ".join(words)
         asked = checkpoint["spec"].get("repository")
         if asked and asked not in (seen.policy.storage.repository, self._settings.repository):
@@ -323,6 +325,10 @@ class Reconciler:
         await self._patch(checkpoint, status.started_fresh(checkpoint))
         text = f"the training begins anew, since {action.checkpoint} cannot be restored: {cause}"
         await self._teller.tell(seen.job, "StartedFresh", text, warning=True)
+
+    async def _tell(self, seen: Live, action: a.Tell) -> None:
+        if self._seen.says(seen.key, action.message):
+            await self._teller.tell(seen.job, action.reason, action.message, warning=True)
 
     async def _word(self, seen: Live, action: a.Word) -> None:
         for pod in action.pods:

@@ -10,11 +10,21 @@ from typing import Any
 from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import CheckpointPolicySpec
 from stasis.controllers.description import Description
-from stasis.controllers.observe import checkpoint_of, holds, is_rank, job_of, jobset_of, pod_of, policy_name, policy_of
+from stasis.controllers.observe import (
+    checkpoint_of,
+    holds,
+    job_of,
+    jobset_of,
+    pod_of,
+    policy_name,
+    policy_of,
+    unready_since,
+)
 from stasis.core.decide import stored
 from stasis.core.retention import Stored
 from stasis.core.view import Checkpoint, Job, JobSet, Pod, View
 from stasis.kube.client import label, meta
+from stasis.kube.ranks import is_rank
 
 Key = tuple[str, str]  # namespace, name of the TrainJob
 
@@ -35,6 +45,8 @@ class Seen:
         self._refused: dict[Key, str] = {}  # why a choice was, that is still there
         self._told: set[str] = set()  # UIDs of placeholders that were told to run, and of such TrainJobs
         self.nodes: dict[str, str] = {}  # name -> address
+        self._unready: dict[str, float] = {}  # nodes that are not ready, and since when
+        self._said: dict[Key, set[str]] = {}  # what the user of a TrainJob was told
         self.heard_at = time.monotonic()
 
     # ------------------------------------------------------------ told by the watches
@@ -44,6 +56,7 @@ class Seen:
         if deleted:
             self._asked.pop(key, None)
             self._answered.pop(key, None)
+            self._said.pop(key, None)
             self._told.discard(meta(obj)["uid"])
             self._replace(self._jobs, key, None)
         else:
@@ -67,7 +80,7 @@ class Seen:
                 self._changed(key)
         elif name and is_rank(obj):
             key = (meta(obj)["namespace"], name)
-            self._replace(self._pods.setdefault(key, {}), uid, pod_of(obj, uid in self._told), key)
+            self._replace(self._pods.setdefault(key, {}), uid, self.pod_now(obj), key)
 
     def checkpoint(self, obj: Any, deleted: bool) -> None:
         key = (meta(obj)["namespace"], obj["spec"]["trainJob"]["name"])
@@ -97,6 +110,17 @@ class Seen:
             self.nodes.pop(name, None)
         else:
             self.nodes[name] = address
+        since = 0.0 if deleted else unready_since(obj)
+        if since == self._unready.get(name, 0.0):
+            return
+        if since:
+            self._unready[name] = since
+        else:
+            del self._unready[name]
+        for key, pods in self._pods.items():
+            if here := {uid: replace(pod, unready_since=since) for uid, pod in pods.items() if pod.node == name}:
+                pods.update(here)
+                self._changed(key)
 
     def _replace(self, table: dict[Any, Any], index: Any, new: Any, key: Key | None = None) -> None:
         self.heard_at = time.monotonic()
@@ -135,8 +159,17 @@ class Seen:
         self._refused[key] = cause
         return True
 
-    def told(self, uid: str) -> bool:
-        return uid in self._told
+    def says(self, key: Key, text: str) -> bool:
+        """Whether the user of a TrainJob is told this for the first time."""
+        said = self._said.setdefault(key, set())
+        first = text not in said
+        said.add(text)
+        return first
+
+    def pod_now(self, obj: Any) -> Pod:
+        """As it is given, with what its own object does not tell."""
+        node = str((obj.get("spec") or {}).get("nodeName") or "")
+        return pod_of(obj, meta(obj)["uid"] in self._told, self._unready.get(node, 0.0))
 
     def tell(self, uid: str) -> None:
         """The placeholder was told to run; the user of a TrainJob was told of its namesakes."""

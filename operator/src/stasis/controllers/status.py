@@ -18,7 +18,6 @@ from stasis.controllers.observe import (
     condition,
     container_name,
     end_of,
-    pod_rank,
 )
 from stasis.controllers.operations import News
 from stasis.core.durability import alone
@@ -26,6 +25,7 @@ from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Failure, Record, Verdict
 from stasis.core.steps import Step
 from stasis.kube.client import meta
+from stasis.kube.ranks import rank_of
 from stasis.kube.records import parse
 
 Status = dict[str, Any]
@@ -89,7 +89,7 @@ def _ranks(status: Status, description: Description, pods: Iterable[Any]) -> lis
     """Where each rank is now; what is known of it otherwise stays."""
     known = {rank["rank"]: dict(rank) for rank in status.get("ranks") or ()}
     for pod in pods:
-        rank = pod_rank(pod)
+        rank = rank_of(pod)
         addresses = description.addresses[rank]
         entry = known.setdefault(rank, {"rank": rank})
         entry.pop("uploadedBytes", None)

@@ -135,7 +135,7 @@ class GoBack:
     """Ranks of the gang are lost, and no newer checkpoint can be made: all of them are to go back to this one."""
 
     checkpoint: str
-    lost: tuple[int, ...]
+    lost: str  # in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,14 @@ class TellNamesakes:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the user, once, what the job waits for."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Tell the user what stands against a checkpoint of the job as it runs now."""
 
@@ -192,5 +200,5 @@ class Upload:
 Action = (
     Drive | Conclude | Create | Begin | BeginRestore | SetGate | Mark | OpenResume | Fail | Publish | StartFresh
     | Word | Orphan | Expire | LetGo | Check | Choose | GoBack | PassOver | Fork | RefuseChoice
-    | TellNamesakes | Upload
+    | TellNamesakes | Upload | Tell
 )  # fmt: skip

@@ -31,6 +31,7 @@ from stasis.core.actions import (
     RefuseChoice,
     SetGate,
     StartFresh,
+    Tell,
     TellNamesakes,
     Upload,
     Word,
@@ -38,6 +39,7 @@ from stasis.core.actions import (
 from stasis.core.durability import POLL
 from stasis.core.gate import Gate, Held, Open, Resume, Suspend
 from stasis.core.lineage import last, to_go_back_to, unusable
+from stasis.core.lost import described, lost_ranks, on_silent_nodes, told, until_lost
 from stasis.core.plan import Kind
 from stasis.core.records import Verdict
 from stasis.core.retention import Stored, Verdicts, of_gone_job, of_job
@@ -68,6 +70,7 @@ WAIT = Decision()
 
 def decide(view: View) -> Decision:
     """What is to be done now. Actions may be carried out in any order; after each of them a new view decides."""
+    view, soon = told(view), until_lost(view, view.pods)
     job = view.job if view.job is not None and not view.job.deleting else None
     own = [c for c in view.checkpoints if job is not None and c.job == job.uid]
     others = [c for c in view.checkpoints if job is None or c.job != job.uid]
@@ -77,7 +80,7 @@ def decide(view: View) -> Decision:
     if job is not None and not job.told and not own and (left := tuple(c.name for c in others if not unusable(c))):
         aside = (*aside, TellNamesakes(left))
     if any(isinstance(action, Conclude) for action in aside):
-        return Decision(aside)
+        return Decision(aside, soon)
     rest = _orphaned(others, view)
     if job is not None and view.jobset is not None and not view.jobset.deleting:
         gang = _Gang(view, job, view.jobset, own)
@@ -87,7 +90,7 @@ def decide(view: View) -> Decision:
         vain = tuple(Fail(c.name, text, "NotEnabled") for c in own if c.waiting and not c.deleting)
         rest = rest.and_then(Decision(_abandoned(own, view.pods) + vain))
     uploading = any(isinstance(action, Upload) for action in aside)
-    return Decision(aside, POLL if uploading else None).and_then(rest)
+    return Decision(aside, POLL if uploading else None).and_then(rest).and_then(Decision(again=soon))
 
 
 def stored(view: View) -> list[Stored]:
@@ -136,7 +139,7 @@ def _expired(verdicts: Verdicts, view: View) -> Decision:
 
 def _abandoned(checkpoints: Sequence[Checkpoint], pods: Sequence[Pod]) -> tuple[Action, ...]:
     return tuple(
-        Drive(checkpoint.name, operation.op, withdraw=True, lost=_lost(operation, pods))
+        Drive(checkpoint.name, operation.op, withdraw=True, lost=lost_ranks(operation, pods))
         for checkpoint in checkpoints
         if (operation := _active(checkpoint))
     )
@@ -144,12 +147,6 @@ def _abandoned(checkpoints: Sequence[Checkpoint], pods: Sequence[Pod]) -> tuple[
 
 def _active(checkpoint: Checkpoint) -> Operation | None:
     return next((operation for operation in checkpoint.operations if operation.under_way), None)
-
-
-def _lost(operation: Operation, pods: Sequence[Pod]) -> tuple[int, ...]:
-    """Ranks whose pods are no more: kubelet has said that nothing of them runs."""
-    there = {pod.uid for pod in pods}
-    return tuple(sorted(rank for rank, uid in operation.pods.items() if uid not in there))
 
 
 class _Gang:
@@ -278,7 +275,7 @@ class _Gang:
     # ------------------------------------------------------------ an operation is under way
 
     def _under_way(self, checkpoint: Checkpoint, operation: Operation) -> Decision:
-        lost = _lost(operation, self.view.pods)
+        lost = lost_ranks(operation, self.view.pods)
         if operation.kind is Kind.RESTORE and self.jobset.restoring != operation.serial:
             return Decision.to(Mark(operation.serial))
         drive = Drive(checkpoint.name, operation.op, self._unwanted(checkpoint, operation), lost)
@@ -308,12 +305,15 @@ class _Gang:
             return self._let_go("Discarded", "suspended without a checkpoint, as its annotation asks")
         if back := to_go_back_to(self.checkpoints, self.view.pods, range(self.jobset.ranks)):
             checkpoint, lost = back
-            return Decision.to(GoBack(checkpoint.name, tuple(lost)))
+            return Decision.to(GoBack(checkpoint.name, described(lost, self.view.pods)))
+        if (silent := self._silent()) and self._until_timeout():
+            text = f"the suspend waits for {on_silent_nodes(silent)}, which is not ready: lost if it stays so"
+            return Decision.to(Tell("NodeNotReady", text), again=self._until_timeout())
         if stray := self._stray():
             return Decision.to(Word(stray))
         running, finished = self._gang()
         if not self._whole(running, finished):
-            return self._let_go("NothingToSave", f"suspended without a checkpoint: {self._missing(running, finished)}")
+            return self._let_go(*self._unsaved(running, finished))
         suspends = [c for c in self.checkpoints if c.kind is Kind.RELEASE and not c.deleting]
         latest = suspends[-1] if suspends else None
         if latest is not None and latest.waiting:
@@ -325,6 +325,19 @@ class _Gang:
 
     def _let_go(self, reason: str, message: str) -> Decision:
         return Decision(self._give_up((Kind.RELEASE,), message) + self._gate(Suspend(), reason, message))
+
+    def _silent(self) -> list[Pod]:
+        """Those of which nothing can be asked now, and that are not given up yet."""
+        return [pod for pod in self.view.pods if pod.running and pod.unready_since and not pod.terminating]
+
+    def _unsaved(self, running: Mapping[int, Pod], finished: Sequence[int]) -> tuple[str, str]:
+        """What the user is told where not all ranks run, and there is nothing to go back to: a reason, and words."""
+        there = {pod.rank for pod in self.view.pods if not pod.terminating}
+        lost = sorted({pod.rank for pod in self.view.pods if pod.terminating} - there - set(finished))
+        if running and lost and last(self.checkpoints) is None:
+            text = f"{described(lost, self.view.pods)}, and the training has no complete checkpoint: it begins anew"
+            return "StartedFresh", f"{text} when it is resumed"
+        return "NothingToSave", f"suspended without a checkpoint: {self._missing(running, finished)}"
 
     def _gang(self) -> tuple[dict[int, Pod], tuple[int, ...]]:
         """The pods of the ranks that run, and the ranks that have ended with 0."""
@@ -376,8 +389,8 @@ class _Gang:
             return self._resume_without() if isinstance(gate, Held) else Decision(self._leave_open())
         if gate != Held(current.name):
             return Decision(self._gate(Held(current.name)))
-        if any(not pod.succeeded and not pod.failed for pod in self.view.pods):
-            return WAIT  # of the former incarnation: until the last one has ended
+        if former := [pod for pod in self.view.pods if not pod.succeeded and not pod.failed]:
+            return self._wait_for(former)
         if current.use is Use.FAILED and self.view.policy.start_fresh:
             return Decision.to(StartFresh(current.name))
         if current.use is Use.FAILED and current.seen >= self.job.generation:
@@ -385,6 +398,17 @@ class _Gang:
         if current.local:
             return WAIT  # until the registry has it: its pods may come to any node
         return Decision.to(OpenResume(current.name, self._serial()))
+
+    def _wait_for(self, former: Sequence[Pod]) -> Decision:
+        """Until the last pod of the former incarnation has ended: no rank may run twice."""
+        lost = [pod for pod in former if pod.lost]
+        if not lost:
+            return WAIT
+        text = (
+            f"not resumed yet: {on_silent_nodes(lost)}, which is not ready, may still run. Bring the node back; or,"
+            " once it surely is off, delete it, or taint it with node.kubernetes.io/out-of-service:NoExecute"
+        )
+        return Decision.to(Tell("WaitingForNode", text))
 
     def _resume_without(self) -> Decision:
         """Held for a checkpoint that is no more, or has been used."""

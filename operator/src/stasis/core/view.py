@@ -32,6 +32,9 @@ class Pod:
     terminating: bool = False
     incarnation: Incarnation | None = None  # None: it is no placeholder
     told: bool = False  # a placeholder that was told to run its command
+    node: str = ""
+    unready_since: float = 0.0  # since when its node is not ready, in seconds of the wall clock; 0 for one that is
+    lost: bool = False  # with its node: see `core.lost`
 
 
 class Choice(NamedTuple):
@@ -174,10 +177,12 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`timeout`: how long a suspend is held back, in seconds. What cannot be checkpointed runs on, or is suspended
-    without (`suspend_anyway`); what cannot be restored waits, or begins anew (`start_fresh`)."""
+    """`timeout`: how long a suspend is held back, `lost_after`: how long a node may not be ready, in seconds. What
+    cannot be checkpointed runs on, or is suspended without (`suspend_anyway`); what cannot be restored waits, or begins
+    anew (`start_fresh`)."""
 
     timeout: float = 900.0
+    lost_after: float = 120.0
     suspend_anyway: bool = False
     start_fresh: bool = False
     retention: Retention = field(default_factory=Retention)

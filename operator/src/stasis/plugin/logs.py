@@ -12,10 +12,10 @@ import click
 from stasis.api.names import CONTAINER
 from stasis.errors import NotFound, StasisError
 from stasis.kube.client import annotation, meta
+from stasis.kube.ranks import rank_of
 from stasis.plugin.cluster import Cluster, asked
 from stasis.plugin.options import in_cluster
 from stasis.plugin.snapshot import take
-from stasis.plugin.standing import rank_of
 
 _POLL = 1.0  # seconds, for the next incarnation of a rank
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from stasis.api.names import (
     CHECKPOINT_UID,
-    COMPLETION_INDEX,
     GATE,
     PREPARED,
     RESTORE,
@@ -21,6 +20,7 @@ from stasis.api.v1alpha1.trainjobcheckpoint import CheckpointKind, ConditionType
 from stasis.core.gate import Gate, Held, Open, parse_gate
 from stasis.errors import UsageError
 from stasis.kube.client import annotation, meta
+from stasis.kube.ranks import rank_of
 from stasis.plugin.snapshot import Snapshot
 
 _BROKEN_OFF = ("Withdrawn", "RankLost", "StartedFresh")  # reasons of Restored=False that do not wait for the user
@@ -227,12 +227,6 @@ def _ranks(snapshot: Snapshot, checkpoint: TrainJobCheckpoint | None) -> tuple[R
         for rank in missing
     ]
     return tuple(sorted(shown, key=lambda rank: rank.rank))
-
-
-def rank_of(pod: Mapping[str, Any]) -> int:
-    """-1 for a pod that has none."""
-    index = annotation(pod, COMPLETION_INDEX)
-    return int(index) if index.isdigit() else -1
 
 
 def _rank(pod: Mapping[str, Any], known: RankStatus | None) -> Rank:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from stasis.api.names import GATE, POLICY_LABEL
+from stasis.api.names import GATE, POLICY_LABEL, RANKS
 from stasis.core.gate import admit, parse_gate
 from stasis.errors import UsageError
+from stasis.kube.ranks import trainers
 from stasis.webhook.review import Answer, Request
-
-_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
 def jobsets(request: Request) -> Answer:
@@ -43,19 +42,11 @@ def jobsets(request: Request) -> Answer:
 
 
 def _mark(jobset: dict[str, Any], stamps: Mapping[str, str], policy: str) -> None:
-    for template in _trainers(jobset):
-        metadata = template.setdefault("metadata", {})
+    for trainer in trainers(jobset):
+        metadata = trainer.template.setdefault("metadata", {})
         metadata["labels"] = {**(metadata.get("labels") or {}), POLICY_LABEL: policy}
         there = metadata.get("annotations") or {}
-        changed = {name: value for name, value in stamps.items() if value != there.get(name, "")}
+        wanted = {**stamps, RANKS: trainer.place()}
+        changed = {name: value for name, value in wanted.items() if value != there.get(name, "")}
         if changed:
             metadata["annotations"] = {**there, **changed}
-
-
-def _trainers(jobset: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The pod templates of the gang's ranks: Trainer's initializers are none."""
-    jobs = [job["template"] for job in jobset["spec"].get("replicatedJobs") or []]
-    steps = [((job.get("metadata") or {}).get("labels") or {}).get(_STEP) for job in jobs]
-    for job, step in zip(jobs, steps, strict=True):
-        if step == "trainer" or not any(steps):
-            yield job["spec"]["template"]

@@ -14,6 +14,7 @@ from stasis.api import names
 from stasis.api.v1alpha1.checkpointpolicy import Addresses
 from stasis.core.gate import Stamp
 from stasis.errors import StasisError, UsageError
+from stasis.kube.ranks import rank_of
 from stasis.webhook.cluster import Cluster
 from stasis.webhook.containers import is_prepared, prepare
 from stasis.webhook.images import Entry, Images
@@ -95,8 +96,7 @@ class Pods:
 
     def _address(self, pod: Mapping[str, Any], stamp: Stamp | None) -> dict[str, str]:
         """For the IPAM step, which holds the addresses of pods that have the annotation, also where it is empty."""
-        rank = (pod["metadata"].get("annotations") or {}).get(names.COMPLETION_INDEX, "")
-        wanted = stamp.addresses.get(int(rank), "") if stamp and rank.isdigit() else ""
+        wanted = stamp.addresses.get(rank_of(pod), "") if stamp else ""
         calico = self._settings.calico and wanted
         return {names.POD_IP: wanted} | ({names.CALICO_ADDRESSES: json.dumps(wanted.split(","))} if calico else {})
 

@@ -108,6 +108,15 @@ class CheckpointPolicySpec(Model):
         int,
         Field(ge=10, le=86400, description="How long a suspend is held back for its checkpoint before onFailure acts."),
     ] = 900
+    lost_after_seconds: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=86400,
+            description="For how long a node is not ready until the ranks on it count as lost, and a suspend or resume"
+            " goes on without them.",
+        ),
+    ] = 120
     on_failure: Annotated[
         OnFailure, Field(description="What becomes of a job to be suspended that cannot be checkpointed.")
     ] = OnFailure.KEEP_RUNNING
