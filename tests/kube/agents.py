@@ -87,6 +87,10 @@ class World:
                 program.state = "ended"
             return program is None or program.state == "ended"
 
+    def power_off(self, container: str) -> None:
+        with self.lock:
+            self.programs[container].state = "ended"
+
     def word(self, container: str) -> None:
         with self.lock:
             program = self.programs[container]
@@ -164,7 +168,7 @@ class PlayedExecutor:
                     program.state = "running"
                 case Step.RELEASE:
                     program.state = "ended"
-                case Step.RESTORE:
+                case Step.RESTORE if program.state != "ended":
                     assert self._job is not None
                     program.state, program.count = "frozen", world.saved[self._job.manifest]
                 case Step.TEAR_DOWN if program.state != "ended":
@@ -278,6 +282,7 @@ class PlayedNode:
 
     name: str
     address: str
+    dead: bool = False
     ranks: Ranks | None = None
     server: Server | None = None
     runners: list[web.AppRunner] = field(default_factory=list)

@@ -134,14 +134,38 @@ class Training:
             await web.TCPSite(runner, node.address, port, ssl_context=tls).start()
             node.runners.append(runner)
 
+    def power_off(self, name: str) -> None:
+        """The node is gone with all that runs on it, and the node controller has seen it: nothing of its pods is told
+        any more."""
+        node = self.nodes[name]
+        node.dead = True
+        for pod in self.pods():
+            if pod.spec.nodeName == name:
+                self.world.power_off(str(pod.metadata.uid))
+        asyncio.run_coroutine_threadsafe(self._end_node(node), self._loop).result(30)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": now}
+        self.client.patch(Node.Status, name, {"status": {"conditions": [ready]}})
+
+    def collect(self, name: str) -> None:
+        """What the garbage collector of pods does where a node is deleted, or marked as out of service."""
+        for pod in self.pods():
+            if pod.spec.nodeName == name:
+                self.client.delete(Pod, pod.metadata.name, namespace=self.namespace, grace_period=0)
+
     async def _end(self) -> None:
         for node in self.nodes.values():
-            for runner in node.runners:
+            if not node.dead:
+                await self._end_node(node)
+
+    async def _end_node(self, node: PlayedNode) -> None:
+        for runner in node.runners:
+            with contextlib.suppress(asyncio.CancelledError):  # of a request that was being answered
                 await runner.cleanup()
-            assert node.ranks is not None
-            assert node.server is not None
-            node.ranks.close()
-            node.server.close()
+        assert node.ranks is not None
+        assert node.server is not None
+        node.ranks.close()
+        node.server.close()
 
     # ------------------------------------------------------------ Trainer, JobSet, Job, kubelet
 
@@ -228,12 +252,15 @@ class Training:
         notes = {**(about.get("annotations") or {}), names.COMPLETION_INDEX: str(rank)}
         number = next(self._serial)
         metadata = {"name": f"{self.name}-node-0-{rank}-{number}", "labels": labels, "annotations": notes}
-        spec = {**template["spec"], "nodeName": list(self.nodes)[(rank + number // RANKS) % RANKS]}
+        nodes = [node.name for node in self.nodes.values() if not node.dead]
+        spec = {**template["spec"], "nodeName": nodes[(rank + number // RANKS) % len(nodes)]}
         self.client.create(Pod.from_dict({"metadata": {**metadata, "namespace": self.namespace}, "spec": spec}))
 
     def _kubelets(self) -> None:
         for pod in self.pods():
             container = str(pod.metadata.uid)
+            if self.nodes[pod.spec.nodeName].dead:
+                continue
             if pod.metadata.deletionTimestamp is not None:
                 if container not in self._ending:
                     self._ending.add(container)
@@ -265,12 +292,14 @@ class Training:
             node = self.nodes[pod.spec.nodeName]
             identity = (pod.metadata.annotations or {}).get(names.ID, "none")
             url = f"http://{node.address}:{self.controllers.node_port}/prestop/{identity}"
-            while not self._over.is_set():
+            while not self._over.is_set() and not node.dead:
                 with contextlib.suppress(OSError):
                     urllib.request.urlopen(url, timeout=30).read()
                 if self.world.stop(container):
                     break
                 time.sleep(PERIOD)
+            if node.dead:
+                return
             with contextlib.suppress(ApiError):
                 self.client.delete(Pod, pod.metadata.name, namespace=self.namespace, grace_period=0)
         except Exception as error:

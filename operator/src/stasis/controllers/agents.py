@@ -139,6 +139,9 @@ class _Link:
             except (aiohttp.ClientError, StasisError, TimeoutError, OSError) as error:
                 log.warning("node %s: no connection to its agent: %s", self._node, error or type(error).__name__)
                 await asyncio.sleep(wait)
+                if wait == LAST_RETRY:  # what still matters is said again: a node that is gone is not called for ever
+                    self._frames.clear()
+                    self._bell.clear()
                 wait = min(LAST_RETRY, wait * 2)
                 continue
             wait = FIRST_RETRY

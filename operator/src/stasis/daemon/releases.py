@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -74,8 +74,7 @@ class Releases:
         """The tree is gone, or nobody's concern any more. Idempotent."""
         with self._lock:
             released = self._held.pop(key, None)
-        for future in released.waiting if released else ():
-            future.set_result(RELEASED)
+        _answer(released.waiting if released else (), RELEASED)
 
     def holds(self, key: str) -> bool:
         with self._lock:
@@ -108,14 +107,12 @@ class Releases:
         now = time.monotonic()
         with self._lock:
             if self._held.get(key) is not held:
-                for future in asked:
-                    future.set_result(RELEASED)
+                _answer(asked, RELEASED)
                 return
             if state is not None and held.container_id not in state.ended:
                 if not state.terminating:
                     held.ends_since = None
-                    for future in asked:
-                        future.set_result("the pod does not end")
+                    _answer(asked, "the pod does not end")
                     return
                 if held.ends_since is None:
                     held.ends_since = now
@@ -125,3 +122,9 @@ class Releases:
             held.under_way = True
             kill = held.kill
         kill()
+
+
+def _answer(waiting: Iterable[Future[str]], text: str) -> None:
+    for future in waiting:
+        if future.set_running_or_notify_cancel():  # kubelet may have hung up
+            future.set_result(text)
