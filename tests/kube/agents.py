@@ -58,6 +58,7 @@ class World:
         self.lines: dict[int, list[int]] = {}
         self.saved: dict[str, int] = {}  # manifest -> count
         self.failing: dict[Step, StasisError] = {}
+        self.results: dict[Step, dict[str, Any]] = {}  # what steps return besides
         self.on_step: Callable[[Step, int], None] = lambda step, rank: None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -141,6 +142,7 @@ class PlayedExecutor:
         except Exception as error:
             reply(m.StepFailed(token, Failure(type(error).__name__, str(error), step=step)))
             return
+        result |= self._world.results.get(step, {})
         reply(m.StepDone(token, {**result, "began": began, "ended": BootClock().now()}))
 
     def _carry_out(self, step: Step) -> dict[str, Any]:

@@ -233,6 +233,17 @@ def test_a_training_made_anew_under_the_name_can_go_on_from_what_the_one_before_
     cycle(training)
 
 
+def test_what_the_ranks_find_to_be_other_than_it_was_is_told(training: Training) -> None:
+    changed = "/data/log has 5 bytes, and had 3"
+    training.world.results[Step.PLACE] = {"volumes": [changed], "machine": []}
+    training.start()
+    cycle(training)
+    training.until(lambda: "VolumeChanged" in training.events(), "the user is told")
+    told = [e for e in training.client.list(Event, namespace=training.namespace) if e.reason == "VolumeChanged"]
+    assert [e.message for e in told] == [f"rank 0: {changed}; rank 1: {changed}"]
+    assert "MachineChanged" not in training.events()
+
+
 def test_a_choice_that_cannot_be_had_is_refused_once(training: Training) -> None:
     training.start()
     training.suspend()

@@ -23,7 +23,7 @@ from stasis.errors import Corrupt, Finding, Refused, RestoreFailed
 
 
 def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
-    """Raises Refused, ResourceShort or RestoreFailed; returns what is worth knowing (events)."""
+    """Raises Refused, ResourceShort or RestoreFailed; returns how the machine differs where it is no matter."""
     saved = machines.Fingerprint.from_dict(config.fingerprint)
     # The build of init that the tree was under is brought below, and the image is compared by who starts the container.
     here = replace(fingerprint.read(bundle, pid1), init=saved.init, image=saved.image)
@@ -37,7 +37,12 @@ def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
     )
     for area, size in config.areas.items():
         require_room(pid1, area, size)
-    return [*comparison.warnings, *map(str, differences(pid1, _open_on_volumes(config)))]
+    return list(comparison.warnings)
+
+
+def changed_on_volumes(pid1: int, config: RankConfig) -> list[str]:
+    """Files on volumes that the processes had open, and that are others now."""
+    return [str(difference) for difference in differences(pid1, _open_on_volumes(config))]
 
 
 def require_areas(pid1: int, config: RankConfig, volumes: Sequence[str]) -> None:

@@ -87,12 +87,13 @@ class RestoreRank(Rank):
                 f"not of rank {job.rank} of {job.world_size}"
             )
         admission.require_areas(self._pid1, config, job.volumes)
-        notes = admission.admit(self._pid1, config, self.node.bundle)
+        machine = admission.admit(self._pid1, config, self.node.bundle)
         volumes = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in config.areas])
         self._images = reader.prepare(volumes)
         admission.require_rights(self._pid1, self._images.tasks)
         self._fetching = self._fetch(reader)
-        return {"pid1": self._pid1, "notes": notes}
+        changed = admission.changed_on_volumes(self._pid1, config)
+        return {"pid1": self._pid1, "machine": machine, "volumes": changed}
 
     def _fetch(self, reader: Reader) -> Call:
         """Have the packs checked to the last byte while files are laid: no process is started of what is damaged. Those

@@ -40,6 +40,7 @@ from stasis.core.decide import decide
 from stasis.core.frames import Home
 from stasis.core.gate import Gate, Resume, Stamp
 from stasis.core.plan import Kind, Outcome
+from stasis.core.steps import Step
 from stasis.errors import StasisError, StoreError
 from stasis.kube.client import Checkpoints, JobSets, meta, translated, unless_changed
 from stasis.kube.ranks import rank_of
@@ -47,6 +48,7 @@ from stasis.kube.ranks import rank_of
 log = logging.getLogger(__name__)
 
 PARENT_LOST = "ParentLost"
+MANY = 10  # differences that one event tells
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,9 @@ class Reconciler:
         checkpoint = seen.checkpoint(action.checkpoint)
         description = seen.description(action.checkpoint, action.op)
         generation = int(meta(seen.job).get("generation", 0)) if seen.job else 0
-        change = status.concluded(checkpoint, action.op, self._operations.results(action.op), generation)
+        results = self._operations.results(action.op)
+        differing = _differing(results.get(Step.PLACE, {}))
+        change = status.concluded(checkpoint, action.op, results, generation)
         await self._patch(checkpoint, change)
         self._operations.forget(description)
         entry = next(o for o in change["operations"] if o["op"] == action.op)
@@ -247,6 +251,8 @@ class Reconciler:
         self._metrics.seconds.labels(entry["kind"]).observe(seconds(entry["endTime"]) - seconds(entry["startTime"]))
         message, bad = _told(outcome, action.checkpoint, str(change.get("message", "")))
         await self._teller.tell(seen.job, str(outcome).capitalize(), message, warning=bad)
+        for reason, text in differing:
+            await self._teller.tell(seen.job, reason, text, warning=True)
 
     async def _check(self, seen: Live, action: a.Check) -> None:
         self._checks.begin(seen, action.nonce)
@@ -375,6 +381,17 @@ def _parents(seen: Live, checkpoint: Any, repository: str) -> dict[int, str]:
         if holds(other, ConditionType.DURABLE) and other["status"].get("repository") == repository:
             return status.manifests_of(other)
     return {}
+
+
+def _differing(placed: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What the ranks may find to be other than it was: the reason of an event, and words."""
+    found = []
+    for reason, key in (("VolumeChanged", "volumes"), ("MachineChanged", "machine")):
+        texts = [f"rank {rank}: {text}" for rank, result in sorted(placed.items()) for text in result.get(key, ())]
+        if texts:
+            more = f" and {len(texts) - MANY} more" if len(texts) > MANY else ""
+            found.append((reason, "; ".join(texts[:MANY]) + more))
+    return found
 
 
 def _told(outcome: Outcome, name: str, message: str) -> tuple[str, bool]:

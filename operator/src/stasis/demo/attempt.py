@@ -111,7 +111,8 @@ def _row(cycle: int, down: Report, up: Report, seconds: float) -> list[str]:
     stats = [result["stats"] for result in down.results[Step.STORE].values()]
     raw, duplicate, stored = (sum(s[name] for s in stats) for name in ("raw", "duplicate", "stored"))
     at = down.seconds
-    notes = [str(note) for result in up.results[Step.PLACE].values() for note in result.get("notes", ())]
+    placed = up.results[Step.PLACE].values()
+    notes = [str(note) for result in placed for key in ("machine", "volumes") for note in result.get(key, ())]
     return [
         str(cycle + 1),
         show.duration(at[Step.CAPTURE] - at[Step.SAVE_DEVICES]),
