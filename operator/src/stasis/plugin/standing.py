@@ -166,7 +166,7 @@ def _wanted(snapshot: Snapshot) -> tuple[Phase, str, TrainJobCheckpoint | None]:
         held = _held(snapshot)
         if held is not None and (cause := _not_restored(held, int(meta(snapshot.trainjob).get("generation") or 0))):
             return Phase.SUSPENDED, f"it could not be restored: {cause}", held
-        waits = "its former pods end" if snapshot.pods else "preflight"
+        waits = f"its former pods end, on {_nodes(snapshot)}" if snapshot.pods else "preflight"
         return Phase.RESUMING, waits if held is not None else "", held
     pods = [pod for pod in snapshot.pods if not meta(pod).get("deletionTimestamp")]
     if not pods or not all(_runs(pod) or _phase_of(pod) == "Succeeded" for pod in pods):
@@ -176,6 +176,10 @@ def _wanted(snapshot: Snapshot) -> tuple[Phase, str, TrainJobCheckpoint | None]:
     if waiting := next((c for c in snapshot.checkpoints if _awaited(c, pods)), None):
         return Phase.RESTORING, "about to begin", waiting
     return Phase.RUNNING, "", None
+
+
+def _nodes(snapshot: Snapshot) -> str:
+    return ", ".join(sorted({str((pod.get("spec") or {}).get("nodeName") or "no node") for pod in snapshot.pods}))
 
 
 def _awaited(checkpoint: TrainJobCheckpoint, pods: list[Mapping[str, Any]]) -> bool:
