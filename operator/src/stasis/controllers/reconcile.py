@@ -112,10 +112,12 @@ class Reconciler:
 
     async def work(self, key: Key) -> float | None:
         """Do what is due; after how many seconds to look again. Raises StasisError where not all could be done."""
-        glance = decide(self._seen.view(key))
+        known = self._seen.view(key)
+        glance = decide(known)
         if not glance.actions:
             return glance.again
         seen = await live.read(self._client, self._seen, key)
+        self._seen.forget_gone(key, known, seen.view)
         decision = decide(seen.view)
         trouble: StasisError | None = None
         for action in decision.actions:

@@ -132,6 +132,21 @@ class Seen:
             table[index] = new
         self._changed(key or index)
 
+    def forget_gone(self, key: Key, before: View, now: View) -> None:
+        """What was known `before` the API server was asked, and is not there `now`: a watch that began anew may have
+        missed its end. What was told since is newer than the answer, and stays."""
+        if now.job is None and before.job is not None and self._jobs.get(key) is before.job:
+            self._replace(self._jobs, key, None)
+        if now.jobset is None and before.jobset is not None and self._jobsets.get(key) is before.jobset:
+            self._replace(self._jobsets, key, None)
+            self._policy_names.pop(key, None)
+        known, there = self._checkpoints.get(key, {}), {checkpoint.name for checkpoint in now.checkpoints}
+        for checkpoint in before.checkpoints:
+            if checkpoint.name not in there and known.get(checkpoint.name) is checkpoint:
+                self._replace(known, checkpoint.name, None, key)
+        if not known:
+            self._checkpoints.pop(key, None)
+
     # ------------------------------------------------------------ what is known
 
     def job(self, key: Key, obj: Any) -> Job:
