@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 from tests.gang.lab import Lab
 
+from stasis.agent import admission, provision
+from stasis.agent.volume import put_into_volume
 from stasis.core.steps import Step
 from stasis.demo.proof import steps
 from stasis.store.checkpoint import verify
@@ -74,3 +76,23 @@ def test_what_is_stored_can_be_verified(lab: MakeLab) -> None:
     one.operator.checkpoint()
     assert verify(one.where) > 1 << 20
     one.finish()
+
+
+def test_the_build_of_init_comes_with_the_checkpoint_where_the_node_has_another(
+    lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[bytes] = []
+
+    def record(pid1: int, folder: str, name: str, data: bytes) -> None:
+        put.append(data)
+        put_into_volume(pid1, folder, name, data)
+
+    one = lab(2)
+    one.progress()
+    one.operator.suspend()
+    monkeypatch.setattr(provision, "init_builds", dict)
+    monkeypatch.setattr(admission, "put_into_volume", record)
+    one.operator.resume()
+    one.progress()
+    one.finish()
+    assert set(put) == {provision.init().read_bytes()}

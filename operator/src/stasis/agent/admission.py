@@ -1,12 +1,12 @@
 """May this checkpoint be restored into this placeholder? Asked before anything of it runs, or is laid.
 
-Not more rights than the container has, a machine that the processes can run on, room for all of it, and the build of
-init that the tree was under.
+Not more rights than the container has, a machine that the processes can run on, room for all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from stasis.core import fingerprint as machines
 from stasis.core.rankconfig import RankConfig
 from stasis.errors import Corrupt, Finding, Refused, RestoreFailed
 
+_BUILD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a folder of our volume
+
 
 def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
     """Raises Refused, ResourceShort or RestoreFailed; returns how the machine differs where it is no matter."""
@@ -30,7 +32,6 @@ def admit(pid1: int, config: RankConfig, bundle: Path) -> list[str]:
     comparison = machines.compare(saved, here)
     if comparison.refusals:
         raise Refused(comparison.refusals)
-    bring_init(pid1, config)
     huge = {int(size): count for size, count in config.huge_pages.items()}
     capacity.require_container(
         container_room(pid1), memory=config.sizes.get("memory", 0), threads=config.threads, huge_pages=huge
@@ -68,15 +69,14 @@ def require_restored_rights(pid1: int, pids: Iterable[int]) -> None:
         raise Refused(findings)
 
 
-def bring_init(pid1: int, config: RankConfig) -> None:
-    """The tree was under one build of init, and its keeper maps that very file: have it in our volume."""
+def bring_init(pid1: int, config: RankConfig, saved: Callable[[], bytes]) -> None:
+    """The tree was under one build of init, and its keeper maps that very file: have it in our volume. It is this
+    node's, or, after an update of Stasis, `saved` with the checkpoint."""
     build = Path(config.init).parent.name
-    if Path(config.init) != Path("/", VOLUME, build, "init"):
+    if Path(config.init) != Path("/", VOLUME, build, "init") or not _BUILD.fullmatch(build):
         raise RestoreFailed(f"the checkpoint's keeper is {config.init}, which is no init of ours")
-    binary = provision.init_builds().get(provision.build_of(Path(config.init)))
-    if binary is None:
-        raise RestoreFailed(f"{build} is not on this node", remedy="keep the builds of init that checkpoints need")
-    put_into_volume(pid1, build, "init", binary.read_bytes())
+    here = provision.init_builds().get(provision.build_of(Path(config.init)))
+    put_into_volume(pid1, build, "init", here.read_bytes() if here else saved())
 
 
 def _open_on_volumes(config: RankConfig) -> list[VolumeFile]:

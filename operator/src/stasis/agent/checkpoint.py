@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from stasis.agent import attributes, cgroups, fingerprint, lookup, nested, proctree, scan
@@ -114,6 +115,7 @@ class CheckpointRank(Rank):
     def _find(self) -> None:
         super()._find()
         self._root = lookup.find_root(self._pid1)
+        self._init = Path(f"/proc/{self._root.pid}/exe").read_bytes()
 
     def _reserve(self, size: int) -> None:
         """Room for the capture, and where the pages go; memory is faulted in before anything is frozen."""
@@ -225,7 +227,7 @@ class CheckpointRank(Rank):
             captured, storing = self._captured, self._storing
             assert captured is not None
             assert storing is not None
-            self._manifest = storing.write(captured, lambda: self._config(captured, args), self._announce)
+            self._manifest = storing.write(captured, self._init, lambda: self._config(captured, args), self._announce)
             self._forget_captured()
         return self._manifest
 

@@ -31,7 +31,7 @@ from stasis.agent.rank import Args, Rank, Result
 from stasis.agent.reader.client import Call, Reader
 from stasis.agent.room import unlinked_file
 from stasis.agent.volume import write_word
-from stasis.core.rankconfig import AREA_PREFIX
+from stasis.core.rankconfig import AREA_PREFIX, INIT_BYTES, INIT_STREAM
 from stasis.core.steps import Step
 from stasis.errors import RestoreFailed
 from stasis.store.reference import Reference
@@ -92,6 +92,7 @@ class RestoreRank(Rank):
         self._images = reader.prepare(volumes)
         admission.require_rights(self._pid1, self._images.tasks)
         self._fetching = self._fetch(reader)
+        admission.bring_init(self._pid1, config, lambda: reader.read(INIT_STREAM, INIT_BYTES))
         changed = admission.changed_on_volumes(self._pid1, config)
         return {"pid1": self._pid1, "machine": machine, "volumes": changed}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stasis.agent.capture import Captured
 from stasis.agent.node import Job
-from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, RankConfig
+from stasis.core.rankconfig import AREA_PREFIX, IMAGE_PREFIX, INIT_STREAM, RankConfig
 from stasis.errors import Corrupt, NotFound
 from stasis.store.connect import open_repository
 from stasis.store.media import Descriptor
@@ -47,13 +47,18 @@ class Storing:
             self._opened = opened.pop_all()
 
     def write(
-        self, captured: Captured, config: Callable[[], RankConfig], announce: Callable[[Descriptor], None]
+        self,
+        captured: Captured,
+        init: bytes,
+        config: Callable[[], RankConfig],
+        announce: Callable[[Descriptor], None],
     ) -> dict[str, Any]:
-        """Store all streams; durable and verified when this returns. `config` is asked for when they are through,
-        `announce` is told the manifest before it is in the store."""
+        """Store all streams, and the build of init; durable and verified when this returns. `config` is asked for when
+        they are through, `announce` is told the manifest before it is in the store."""
         named: list[tuple[str, Callable[[], Iterable[memoryview]]]]
         named = [(IMAGE_PREFIX + name, stream.pieces) for name, stream in captured.images.items()]
         named += [(AREA_PREFIX + name, pieces) for name, pieces in captured.areas.items()]
+        named.append((INIT_STREAM, lambda: [memoryview(init)]))
         named.sort(key=lambda item: not item[0].startswith(f"{IMAGE_PREFIX}pages-"))  # the long ones first
         with ThreadPoolExecutor(4, thread_name_prefix="store") as pool:
             for done in [pool.submit(self._writer.add, name, pieces()) for name, pieces in named]:

@@ -20,6 +20,8 @@ _PIPE = re.compile(r"pipe:\[[0-9]{1,20}\]")
 
 AREA_PREFIX = "files/"  # the stream of an area of files: `files/upper`, `files/shm`, `files/emptydir:/data`
 IMAGE_PREFIX = "criu/"  # the stream of an image of CRIU: `criu/pstree.img`
+INIT_STREAM = "init"  # the build of init that the tree is under: it maps that file
+INIT_BYTES = 16 << 20  # more is no init
 
 
 @dataclass(frozen=True)

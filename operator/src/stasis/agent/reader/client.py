@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -102,6 +103,18 @@ class Reader:
         """Have a stream written into a pipe or file, from now on; the caller closes its own `fd` when it likes. That
         who reads the pipe closes it early is no error."""
         return self._call({"call": "serve", "name": name}, f"read {name}", [fd])
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A short stream, whole. Raises Corrupt where there is none, RestoreFailed where it is longer."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        with open(reading, "rb") as file:
+            with open(writing, "wb"):
+                call = self.start(name, writing)
+            found = file.read(limit + 1)
+            if len(found) > limit:
+                raise self.fail(f"gave more than {limit} bytes as {name}")
+            call.wait()
+        return found
 
     def image(self, name: str, fd: int) -> None:
         """Have an image of CRIU written, and wait for it."""
