@@ -32,7 +32,7 @@ def _kind(definition: Mapping[str, Any]) -> Iterator[str]:
     group, short = definition["spec"]["group"], names["shortNames"][0]
     yield f"\n`{group}/{version['name']}`; `kubectl get {names['plural']}`, short `{short}`\n"
     yield root.get("description", "")
-    for part in ("spec", "status"):
+    for part in [part for part in ("spec", "status") if part in root["properties"]]:
         yield f"\n### {names['kind']}.{part}\n"
         yield "| field | type | default | |\n|---|---|---|---|"
         yield from _rows(root["properties"][part], "")

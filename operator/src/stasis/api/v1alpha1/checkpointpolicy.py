@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from stasis.api.v1alpha1.model import Conditions, DnsLabel, Int64, Model, ObjectMeta, cel
+from stasis.api.v1alpha1.model import DnsLabel, Model, ObjectMeta, cel
 
 _BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
 _UNITS = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -131,15 +131,6 @@ class CheckpointPolicySpec(Model):
     ] = 7 * 86400
 
 
-class CheckpointPolicyStatus(Model):
-    conditions: Conditions = []
-    observed_generation: Int64 | None = None
-    stored_bytes: Annotated[
-        Int64 | None, Field(description="Of all checkpoints in the registry that were made under this policy.")
-    ] = None
-    checkpoints: Annotated[int | None, Field(ge=0)] = None
-
-
 class CheckpointPolicy(Model):
     """How TrainJobs that carry the label stasis.dev/policy with its name are checkpointed. The name `default` needs no
     object: it stands for the defaults of every field."""
@@ -160,7 +151,6 @@ class CheckpointPolicy(Model):
 
     metadata: ObjectMeta = ObjectMeta()
     spec: CheckpointPolicySpec = CheckpointPolicySpec()
-    status: CheckpointPolicyStatus | None = None
 
 
 def quantity(text: str) -> int:
