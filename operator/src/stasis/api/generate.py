@@ -31,10 +31,9 @@ def crd(kind: type[CheckpointPolicy] | type[TrainJobCheckpoint]) -> dict[str, An
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": _root(kind)},
+        **({"subresources": {"status": {}}} if "status" in kind.model_fields else {}),
         "additionalPrinterColumns": kind.COLUMNS,
     }
-    if "status" in kind.model_fields:
-        version["subresources"] = {"status": {}}
     names = {
         "kind": name,
         "listKind": f"{name}List",
@@ -55,9 +54,8 @@ def _root(kind: type[CheckpointPolicy] | type[TrainJobCheckpoint]) -> dict[str, 
     schema = kind.model_json_schema(by_alias=True)
     root: dict[str, Any] = structural(schema, schema.get("$defs", {}))
     parts = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
-    root["properties"] = parts | {
-        key: root["properties"][key] for key in ("spec", "status") if key in root["properties"]
-    }
+    described = {key: value for key, value in root["properties"].items() if key in ("spec", "status")}
+    root["properties"] = parts | described
     return root
 
 

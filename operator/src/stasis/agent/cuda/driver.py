@@ -6,7 +6,6 @@ so each call has a deadline, and who gave one up looks again.
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from abc import ABC, abstractmethod
@@ -97,11 +96,3 @@ class Driver(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-
-def readable_end(fd: int) -> bytes:
-    """What is in a pipe whose writers have ended."""
-    data = b""
-    while piece := os.read(fd, 65536):
-        data += piece
-    return data

@@ -1,7 +1,7 @@
 """A process that calls the driver API (cuda-bindings) for the agent, and can be killed when a call hangs.
 
-`python worker.py [FOLDER]`: FOLDER is searched for cuda-bindings too. One JSON object a line: `{"call", "pid", ...}` in,
-`{"value"}` or `{"error"}` out; the first line out says whether the driver is there. Nothing of Stasis is imported.
+`python worker.py [FOLDER]`: FOLDER is searched for cuda-bindings too. One JSON object a line, `{"call", "pid", ...}` in
+and `{"value"}` or `{"error"}` out; the first line out says whether the driver is there. Nothing of Stasis is imported.
 """
 
 from __future__ import annotations
