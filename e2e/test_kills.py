@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from e2e.lab import STEPS, WORKERS, Cluster, Job, finish, training
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 CONTROLLER, WEBHOOK, AGENT = "-m stasis.controllers", "-m stasis.webhook", "-m stasis.daemon"
 REGISTRY, GUARDIAN = "registry serve", "guardian_main"
@@ -32,11 +32,13 @@ class Patient(Cluster):
 
 
 def processes(pattern: str, *nodes: str, may_be_missing: bool = False) -> Callable[[Cluster], None]:
-    """Kill them on these nodes."""
+    """Kill them on these nodes, where need be once they are back from the last time."""
 
     def act(cluster: Cluster) -> None:
-        found = [cluster.signal(node, pattern) for node in nodes]
-        assert any(found) or may_be_missing
+        def killed() -> bool:
+            return any([cluster.signal(node, pattern) for node in nodes]) or may_be_missing
+
+        cluster.wait(f"{pattern} runs", killed, 60)
 
     return act
 
@@ -60,78 +62,79 @@ VICTIMS: dict[str, Callable[[Cluster], None]] = {
 }
 
 
-def operation(job: Job, kind: str) -> Any:
-    """The newest of this kind that any checkpoint of the job has."""
-    found = [
-        entry
-        for checkpoint in job.checkpoints()
-        for entry in checkpoint.get("status", {}).get("operations", ())
-        if (entry["kind"] == "restore") == (kind == "restore")
-    ]
-    return max(found, key=lambda entry: int(entry["serial"]), default=None)
+class Seen:
+    """What the API shows of the operations that a job has begun since this was made."""
 
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._before = {entry["op"] for entry in self._entries()}
 
-def decided(job: Job, kind: str, verdict: str) -> bool:
-    entry = operation(job, kind)
-    return entry is not None and any(record["verdict"] == verdict for record in entry.get("records", ()))
+    def _entries(self) -> list[Any]:
+        return [o for c in self.job.checkpoints() for o in c.get("status", {}).get("operations", ())]
+
+    def begun(self, kind: str) -> Any:
+        return next((o for o in self._entries() if o["kind"] == kind and o["op"] not in self._before), None)
+
+    def decided(self, kind: str, verdict: str) -> bool:
+        entry = self.begun(kind)
+        return entry is not None and any(record["verdict"] == verdict for record in entry.get("records", ()))
 
 
 # What is seen in the API when it is time to kill, and how many seconds later.
-Phase = tuple[Callable[[Job], Any], float]
+Phase = tuple[Callable[[Seen], Any], float]
 SUSPEND: dict[str, Phase] = {
-    "asked": (lambda job: True, 0.0),
-    "begun": (lambda job: operation(job, "release"), 0.0),
-    "saving": (lambda job: operation(job, "release"), 0.7),
-    "committed": (lambda job: decided(job, "release", "commit"), 0.0),
-    "released": (lambda job: decided(job, "release", "release"), 0.0),
-    "ending": (lambda job: len(job.pods()) < job.ranks, 0.0),
+    "asked": (lambda seen: True, 0.0),
+    "begun": (lambda seen: seen.begun("release"), 0.0),
+    "saving": (lambda seen: seen.begun("release"), 0.7),
+    "committed": (lambda seen: seen.decided("release", "commit"), 0.0),
+    "released": (lambda seen: seen.decided("release", "release"), 0.0),
+    "ending": (lambda seen: len(seen.job.pods()) < seen.job.ranks, 0.0),
 }
 RESUME: dict[str, Phase] = {
-    "asked": (lambda job: True, 0.0),
-    "placed": (lambda job: len(job.all_pods()) == job.ranks, 0.0),
-    "begun": (lambda job: operation(job, "restore"), 0.0),
-    "laying": (lambda job: operation(job, "restore"), 0.7),
-    "restored": (lambda job: decided(job, "restore", "restored"), 0.0),
-    "running": (lambda job: decided(job, "restore", "ended"), 0.0),
+    "asked": (lambda seen: True, 0.0),
+    "placed": (lambda seen: len(seen.job.all_pods()) == seen.job.ranks, 0.0),
+    "begun": (lambda seen: seen.begun("restore"), 0.0),
+    "laying": (lambda seen: seen.begun("restore"), 0.7),
+    "restored": (lambda seen: seen.decided("restore", "restored"), 0.0),
+    "running": (lambda seen: seen.decided("restore", "ended"), 0.0),
 }
-PHASES = list(zip(SUSPEND, RESUME, strict=True))
+QUICK, EVERY = [("saving", "laying")], list(zip(SUSPEND, RESUME, strict=True))
 
 
 @contextmanager
 def killing(job: Job, victim: str, phase: Phase) -> Iterator[None]:
     """The victim is killed when the job has come to the phase that what is done inside leads to."""
-    seen, after = phase
+    reached, after = phase
+    seen = Seen(job)
     yield
     end = time.monotonic() + 60
-    while not seen(job) and time.monotonic() < end:  # a phase may be over before it is seen
+    while not reached(seen):
+        assert time.monotonic() < end, f"it does not come to be killed\n{job.cluster.story()}"
         time.sleep(0.05)
     time.sleep(after)
     VICTIMS[victim](job.cluster)
 
 
 @pytest.mark.parametrize(
-    ("victim", "suspend", "resume"),
+    ("victim", "phases"),
     [
-        ("controllers", "saving", "laying"),
-        ("agents", "saving", "laying"),
-        *(
-            pytest.param(victim, *phases, marks=pytest.mark.slow)
-            for victim in VICTIMS
-            for phases in PHASES
-            if (victim, *phases) not in (("controllers", "saving", "laying"), ("agents", "saving", "laying"))
-        ),
+        pytest.param("controllers", QUICK, id="controllers"),
+        pytest.param("agents", QUICK, id="agents"),
+        *(pytest.param(victim, EVERY, marks=pytest.mark.slow, id=f"{victim}-at-every-phase") for victim in VICTIMS),
     ],
 )
 def test_a_killed_part_loses_nothing(
-    cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]], victim: str, suspend: str, resume: str
+    cluster: Cluster, namespace: str, undisturbed: dict[int, list[str]], victim: str, phases: list[tuple[str, str]]
 ) -> None:
-    with training(Patient(cluster.environment), "killed", namespace, steps=STEPS, pause=0.3) as job:
+    name, pause = f"killed-{victim}-{len(phases)}", 0.3 if phases is QUICK else 2.5  # it has to last
+    with training(Patient(cluster.environment), name, namespace, steps=STEPS, pause=pause) as job:
         job.wait_for_step(2)
-        with killing(job, victim, SUSPEND[suspend]):
-            job.patch_suspend(True)
-        job.wait_for_no_pods(300)
-        with killing(job, victim, RESUME[resume]):
+        for suspend, resume in phases:
+            with killing(job, victim, SUSPEND[suspend]):
+                job.patch_suspend(True)
+            job.wait_for_no_pods(300)
             before = job.last_steps()
-            job.patch_suspend(False)
-        job.wait_to_go_on(before, 300)
+            with killing(job, victim, RESUME[resume]):
+                job.patch_suspend(False)
+            job.wait_to_go_on(before, 300)
         finish(job, undisturbed)
