@@ -36,7 +36,8 @@ def processes(pattern: str, *nodes: str, may_be_missing: bool = False) -> Callab
 
     def act(cluster: Cluster) -> None:
         def killed() -> bool:
-            return any([cluster.signal(node, pattern) for node in nodes]) or may_be_missing
+            found = [cluster.signal(node, pattern) for node in nodes]
+            return any(found) or may_be_missing
 
         cluster.wait(f"{pattern} runs", killed, 60)
 

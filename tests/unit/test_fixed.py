@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from stasis.controllers.fixed import changed, fixed, image
+from stasis.controllers.fixed import changed, fixed_of, image
 
 DIGEST = "sha256:" + "a" * 64
 POD: dict[str, Any] = {
     "metadata": {
         "name": "gpt-0",
-        "labels": {"batch.kubernetes.io/job-completion-index": "0"},
+        "labels": {"batch.kubernetes.io/job-completion-index": "0", "jobset.sigs.k8s.io/replicatedjob-name": "node"},
         "annotations": {"stasis.dev/container": "node"},
     },
     "spec": {
@@ -38,7 +38,7 @@ POD: dict[str, Any] = {
     },
     "status": {"containerStatuses": [{"name": "node", "image": "trainer:1", "imageID": f"r.io/trainer@{DIGEST}"}]},
 }
-SAVED = {"fixed": fixed(POD), "ranks": [{"rank": 0, "image": image(POD)}]}
+SAVED = {"fixed": fixed_of([POD]), "ranks": [{"rank": 0, "image": image(POD)}]}
 
 
 def other(**container: Any) -> dict[str, Any]:
@@ -98,3 +98,12 @@ def test_what_else_is_fixed(name: str, more: dict[str, Any]) -> None:
 def test_what_may_be_another() -> None:
     assert changed(SAVED, [other(resources={"limits": {"memory": "8Gi"}})], copy=False) == ""
     assert changed({"ranks": [{"rank": 0}]}, [with_image("x@sha256:1")], copy=False) == ""  # an import
+
+
+def test_each_trainer_of_a_gang_is_compared_with_itself() -> None:
+    launcher = other(command=["mpirun"])
+    launcher["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "launcher"
+    saved = {"fixed": fixed_of([launcher, POD, POD])}
+    assert changed(saved, [launcher, POD], copy=False) == ""
+    launcher["spec"]["containers"][0]["command"] = ["orterun"]
+    assert changed(saved, [launcher, POD], copy=False).startswith('command was ["mpirun"')

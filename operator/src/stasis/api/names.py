@@ -47,6 +47,7 @@ PATCH_MANAGER = f"{GROUP}/webhook"  # of the runtimePatch on a TrainJob
 
 # By others.
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 CALICO_ADDRESSES = "cni.projectcalico.org/ipAddrs"  # annotation of a pod: JSON list
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation and label of a pod
 

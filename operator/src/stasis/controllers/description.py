@@ -86,7 +86,6 @@ def describe(
         "addresses": {
             str(rank): [*(old for old in known.get(rank, ()) if old != now), now] for rank, now in addresses.items()
         },
-        "volumes": emptydirs(pods[0]),
         "releases": kind is not Kind.CONTINUE,
         "uid": op,
     }
@@ -95,7 +94,8 @@ def describe(
     args: Args = {"*": common}
     what = "manifest" if restore else "parent"
     for rank, pod in sorted(by_rank.items()):
-        args[str(rank)] = {"rank": rank, "container_id": container_id(pod), "pod": _pod(pod)}
+        where = {"container_id": container_id(pod), "pod": _pod(pod), "volumes": emptydirs(pod)}
+        args[str(rank)] = {"rank": rank, **where}
         if manifests.get(rank):
             args[str(rank)][what] = manifests[rank]
     spec = Spec(

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stasis.api import names
 from stasis.controllers.observe import container_name, container_status
+from stasis.kube.client import label
 from stasis.kube.ranks import rank_of
 
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"  # mounted by the API server, from a volume of a random name
 SHOWN = 200  # characters of a value
+
+
+def fixed_of(pods: Iterable[Any]) -> dict[str, str]:
+    """Of all trainers of a gang, as JOB/NAME: the pods of one are alike."""
+    return {f"{_job(pod)}/{name}": value for pod in _one_of_each(pods) for name, value in fixed(pod).items()}
 
 
 def fixed(pod: Any) -> dict[str, str]:
@@ -49,9 +55,18 @@ def changed(saved: Mapping[str, Any], pods: Sequence[Any], *, copy: bool) -> str
             found.append(f"the image was {was}, is {now}")
         before: Mapping[str, str] = saved.get("fixed") or {}
         for name, value in fixed(pod).items():
-            if name in before and before[name] != value and not (copy and name == "env"):
-                found.append(_told(name, before[name], value))
+            known = before.get(f"{_job(pod)}/{name}", value)
+            if known != value and not (copy and name == "env"):
+                found.append(_told(name, known, value))
     return "; ".join(dict.fromkeys(found))
+
+
+def _job(pod: Any) -> str:
+    return label(pod, names.REPLICATED_JOB_LABEL)
+
+
+def _one_of_each(pods: Iterable[Any]) -> Iterable[Any]:
+    return {_job(pod): pod for pod in pods}.values()
 
 
 def _differ(was: str, now: str) -> bool:

@@ -26,7 +26,7 @@ from stasis.controllers.checks import Checks
 from stasis.controllers.choices import Choices
 from stasis.controllers.description import container_id, describe
 from stasis.controllers.events import Teller
-from stasis.controllers.fixed import changed, fixed
+from stasis.controllers.fixed import changed, fixed_of
 from stasis.controllers.keeping import Keeping
 from stasis.controllers.live import Live
 from stasis.controllers.metrics import Metrics
@@ -193,7 +193,7 @@ class Reconciler:
             "policy": seen.policy_name,
             "repository": repository,
             "container": seen.policy.container,
-            "fixed": fixed(pods[0]),
+            "fixed": fixed_of(pods),
             "worldSize": description.args["*"]["world_size"],
             "startTime": status.now(),
             "message": "",

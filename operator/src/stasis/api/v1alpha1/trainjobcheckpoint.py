@@ -131,7 +131,10 @@ class TrainJobCheckpointStatus(Model):
     tag: Annotated[str, Field(max_length=128)] = ""
     fixed: Annotated[
         dict[str, Annotated[str, Field(max_length=32768)]],
-        Field(max_length=16, description="What a restore's containers must agree in; values of variables are hashed."),
+        Field(
+            max_length=64,
+            description="What a restore's containers must agree in, by trainer; values of variables are hashed.",
+        ),
     ] = {}
     world_size: Annotated[int | None, Field(ge=1, json_schema_extra={"format": "int32"})] = None
     ranks: Annotated[list[RankStatus], Field(max_length=4096, json_schema_extra=list_map("rank"))] = []
