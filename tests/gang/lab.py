@@ -29,7 +29,7 @@ TIMING = Timing(frozen=60.0, prepared=60.0, storing=120.0, step=60.0, lease=1.0,
 
 
 class Lab:
-    """`folder` holds the gang, its state and its store."""
+    """`folder` holds the gang, its state and its store. `program`: of the folder that is mounted at /code."""
 
     def __init__(
         self,
@@ -38,11 +38,13 @@ class Lab:
         ranks: int,
         *,
         pause: float = 0.02,
+        program: str = "trainer.py",
         where: str = "",
         timing: Timing = TIMING,
         env: dict[str, str] | None = None,
         keep: bool = False,
         options: Mapping[str, object] | None = None,
+        of_rank: Mapping[int, Mapping[str, object]] | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
@@ -50,12 +52,13 @@ class Lab:
         self.control = folder / "control"
         self.control.mkdir(parents=True)
         spec = GangSpec(
-            ["python3", "/code/trainer.py", str(pause)],
+            ["python3", f"/code/{program}", str(pause)],
             ranks,
             provision.rootfs(),
             provision.init(),
             env=env or {},
             options={"volumes": {"/code": Path(__file__).parent, "/control": self.control}, **(options or {})},
+            of_rank=of_rank or {},
         )
         self.gang = LocalGang(name, spec, folder / "gang")
         self.gang.start()

@@ -10,11 +10,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stasis.agent import attributes, cgroups, fingerprint, lookup, nested, proctree, scan
 from stasis.agent.capture import Captured, capture_tree
+from stasis.agent.cuda import preflight
+from stasis.agent.cuda.placing import Saved
 from stasis.agent.files.volumes import open_files
 from stasis.agent.freezer import HIERARCHY
 from stasis.agent.kept import store_of
@@ -55,6 +58,8 @@ class CheckpointRank(Rank):
             node,
             {
                 Step.PREPARE: self._prepare,
+                Step.LOCK_DEVICES: self._lock_devices,
+                Step.SAVE_DEVICES: self._save_devices,
                 Step.FREEZE: self._freeze,
                 Step.DRAIN: self._drain,
                 Step.LOCK_NETWORK: self._lock_network,
@@ -84,7 +89,11 @@ class CheckpointRank(Rank):
         job = self._job = Job.from_args(args)
         try:
             self._find()
-            if findings := scan.scan(self._pid1, self._root) + self._unattachable():
+            gpus = bool(self.node.hardware.version)
+            findings = scan.scan(self._pid1, self._root, gpus=gpus) + self._unattachable()
+            if gpus:
+                findings += preflight.findings(self._root.pid, self.node.hardware)
+            if findings:
                 raise Refused(findings)
         except ProcessLookupError as gone:
             raise CheckpointFailed(f"rank {job.rank} has nothing to checkpoint: {gone}") from gone
@@ -92,7 +101,9 @@ class CheckpointRank(Rank):
         groups = nested.nested_groups(self._pid1, root, job.container_id)
         self._gathered = [group for group in groups if group["hierarchy"] == HIERARCHY[freezer.version]]
         freezer.gather(root.pid)
-        self._needs = needs(self._pid1, root)
+        self._on_gpus = preflight.memory(self._pid1, root.pid, self.node.hardware) if gpus else 0
+        found = needs(self._pid1, root)
+        self._needs = replace(found, private=found.private + self._on_gpus)  # it will be in host memory
         self._reserve(self._needs.total)
         if self._storing is None:
             self._storing = Storing(job, store_of(job, self.node.state), self._progress)
@@ -127,6 +138,16 @@ class CheckpointRank(Rank):
             self._reservation = self.node.ledger.reserve(name, size, releases=job.releases, kept=kept)
         if self._reservation.plan.mode is Mode.COPY:
             self._buffers.reserve(size)
+
+    def _lock_devices(self, args: Args) -> Result:
+        if self.node.hardware.version:
+            self.devices.lock(self._root.pid)
+        return {"processes": len(self.devices.processes)}
+
+    def _save_devices(self, args: Args) -> Result:
+        if self.devices.processes:
+            self.devices.save(self._root.pid)
+        return {"bytes": self._on_gpus}
 
     # Frozen.
 
@@ -256,8 +277,13 @@ class CheckpointRank(Rank):
             options=self._options,
             fingerprint=fingerprint.read(self.node.bundle, self._root.pid).as_dict(),
             sizes={"memory": self._needs.memory},
+            devices=self._saved_devices(),
             timings={step: round(seconds, 4) for step, seconds in self._timings.items()},
         )
+
+    def _saved_devices(self) -> dict[str, Any]:
+        processes = self.devices.processes
+        return Saved.of(self.node.hardware, processes, self._on_gpus).as_dict() if processes else {}
 
     # After the decision.
 
@@ -267,6 +293,7 @@ class CheckpointRank(Rank):
             self._let_go_of_sockets()  # descriptors of ours would keep connections alive
             self._freezer.kill()
             self._freezer.remove()
+        self._forget_devices()
         self._close()
         return {}
 
@@ -274,6 +301,7 @@ class CheckpointRank(Rank):
         """Forget what was captured; give the processes back to their groups."""
         if self._freezer is not None:
             self._freezer.remove()
+        self._forget_devices()
         self._close()
         return {}
 

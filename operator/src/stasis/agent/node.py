@@ -13,6 +13,7 @@ from typing import Any
 from stasis.agent import provision
 from stasis.agent.criu import Criu, Journal
 from stasis.agent.criu_images import ImageCodec
+from stasis.agent.cuda.hardware import Hardware
 from stasis.agent.files.worker import Worker
 from stasis.agent.reader.client import Reader
 from stasis.agent.reader.process import Process
@@ -37,6 +38,10 @@ class Node:
     @cached_property
     def codec(self) -> ImageCodec:
         return ImageCodec(self.bundle / "images.desc")
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        return Hardware(self.journal)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -79,6 +84,7 @@ class Node:
             self._idle.pop().close()
         while self._workers:
             self._workers.pop().close()
+        self.hardware.close()
 
     def criu(self) -> Criu:
         return Criu(self.bundle, journal=self.journal)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stasis.agent import lookup
+from stasis.agent.cuda.devices import Devices
 from stasis.agent.freezer import Freezer
 from stasis.agent.lookup import Root
 from stasis.agent.node import Job, Node
@@ -35,7 +36,12 @@ class Rank:
 
     def __init__(self, node: Node, steps: Mapping[Step, Callable[[Args], Result]]) -> None:
         self.node = node
-        self._steps = steps
+        self._steps = {
+            Step.RESTORE_DEVICES: self._restore_devices,
+            Step.UNLOCK_DEVICES: self._unlock_devices,
+            **steps,
+        }
+        self._cuda: Devices | None = None
         self._job: Job | None = None
         self._freezer: Freezer | None = None
         self._netns: int | None = None
@@ -50,8 +56,8 @@ class Rank:
             self._find()
 
     def run(self, step: Step, args: Args) -> Result:
-        """Carry a step out; steps of collectives and devices have nothing to do for a job without them. With what it
-        returns goes when it `began` and `ended` (seconds of CLOCK_BOOTTIME)."""
+        """Carry a step out; those of collectives have nothing to do. With what it returns goes when it `began` and
+        `ended` (seconds of CLOCK_BOOTTIME)."""
         began = boottime()
         work = self._steps.get(step)
         result = work(args) if work else {}
@@ -62,12 +68,33 @@ class Rank:
     def give_up(self) -> None:
         """Make a step that is under way in another thread fail."""
         self._criu.kill()
+        if self._cuda is not None:
+            self._cuda.give_up()
 
     @property
     def job(self) -> Job:
         if self._job is None:
             raise UsageError("a step before the first one")
         return self._job
+
+    @property
+    def devices(self) -> Devices:
+        """What the rank has on GPUs; also what an agent before this one has begun there."""
+        if self._cuda is None:
+            self._cuda = Devices(self.node.hardware, self.node.state / f"devices-{self.job.container_id}")
+        return self._cuda
+
+    def _restore_devices(self, args: Args) -> Result:
+        return self.devices.restore()
+
+    def _unlock_devices(self, args: Args) -> Result:
+        return self.devices.unlock()
+
+    def _forget_devices(self) -> None:
+        """All that was on GPUs runs there, or is gone."""
+        self.devices.forget()
+        self.devices.close()
+        self._cuda = None
 
     @property
     def tree(self) -> tuple[int, Root, Freezer]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from stasis.agent import admission, attributes, cgroups, lookup, nested, proctree
 from stasis.agent.criu import container_cgroups
+from stasis.agent.cuda import placing
 from stasis.agent.files.laid import LaidList
 from stasis.agent.files.lay import remove
 from stasis.agent.files.volumes import volume_points
@@ -88,13 +89,22 @@ class RestoreRank(Rank):
             )
         admission.require_areas(self._pid1, config, job.volumes)
         machine = admission.admit(self._pid1, config, self.node.bundle)
+        gpus = self._place_gpus()
         volumes = volume_points(self._pid1, [area.partition(":")[2] or "/dev/shm" for area in config.areas])
         self._images = reader.prepare(volumes)
         admission.require_rights(self._pid1, self._images.tasks)
         self._fetching = self._fetch(reader)
         admission.bring_init(self._pid1, config, lambda: reader.read(INIT_STREAM, INIT_BYTES))
         changed = admission.changed_on_volumes(self._pid1, config)
-        return {"pid1": self._pid1, "machine": machine, "volumes": changed}
+        return {"pid1": self._pid1, "machine": machine, "volumes": changed, "gpus": gpus}
+
+    def _place_gpus(self) -> dict[str, str]:
+        if not self._config.devices:
+            return {}
+        hardware = self.node.hardware
+        self._on_gpus = placing.Saved.from_dict(self._config.devices)
+        self._gpus = placing.place(self._on_gpus, placing.of_container(self._pid1, hardware), hardware)
+        return self._gpus
 
     def _fetch(self, reader: Reader) -> Call:
         """Have the packs checked to the last byte while files are laid: no process is started of what is damaged. Those
@@ -210,6 +220,8 @@ class RestoreRank(Rank):
         self._freezer.gather(self._root.pid)
         pids = self._freezer.freeze()
         admission.require_restored_rights(self._pid1, pids)
+        if self._config.devices:
+            self.devices.expect(placing.restored(self._on_gpus, pids), self._gpus)
         for pid in pids:
             if lookup.inner_pids(pid)[-1] not in self._config.stopped:
                 os.kill(pid, signal.SIGCONT)
@@ -246,6 +258,12 @@ class RestoreRank(Rank):
         self._close()
         return {}
 
+    def _unlock_devices(self, args: Args) -> Result:
+        standing = super()._unlock_devices(args)
+        self.devices.require_running()
+        self._forget_devices()
+        return standing
+
     def _tear_down(self, args: Args) -> Result:
         """Kill what was restored, remove what was laid. The placeholder waits on, unless it is gone."""
         there = self._freezer is not None and not proctree.dead(self._pid1)
@@ -255,6 +273,7 @@ class RestoreRank(Rank):
         if self._freezer is not None:
             self._freezer.kill()
             self._freezer.remove()
+        self._forget_devices()
         if there and self._laid.exists():
             remove(self._pid1, LaidList(self._laid))
         if self._netns is not None:

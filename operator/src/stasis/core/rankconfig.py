@@ -51,6 +51,7 @@ class RankConfig:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds, by step
     sizes: Mapping[str, int] = field(default_factory=dict)  # bytes
+    devices: Mapping[str, Any] = field(default_factory=dict)  # GPUs and who had them; empty: none
 
     def table(self) -> list[Connection]:
         try:

@@ -39,7 +39,7 @@ SECCOMP_DENIED = (
 @dataclass(frozen=True)
 class ContainerSpec:
     """What a pod's container says. A checkpoint carries `emptydirs`, not `volumes` and `readonly` (host folder by mount
-    point)."""
+    point). `devices`: numbers of character devices by path, as a device plugin gives them."""
 
     rootfs: Path
     command: Sequence[str]
@@ -57,6 +57,7 @@ class ContainerSpec:
     emptydirs: Sequence[str] = ()
     volumes: Mapping[str, Path] = field(default_factory=dict)
     readonly: Mapping[str, Path] = field(default_factory=dict)
+    devices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     hosts: Path | None = None
     deny: str = "io_uring"
 
@@ -214,8 +215,13 @@ class Container:
         namespaces.append({"type": "network", "path": str(spec.netns)})
         if spec.cgroup_writable:
             namespaces.append({"type": "cgroup"})
+        devices = [
+            {"path": path, "type": "c", "major": major, "minor": minor} for path, (major, minor) in spec.devices.items()
+        ]
+        allowed = [{**device, "allow": True, "access": "rwm"} for device in devices]
         linux: dict[str, Any] = {
-            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            "devices": [{**device, "fileMode": 0o666} for device in devices],
+            "resources": {"devices": [{"allow": False, "access": "rwm"}, *allowed]},
             "cgroupsPath": f"/stasis/{self.id}",
             "namespaces": namespaces,
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"],

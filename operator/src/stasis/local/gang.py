@@ -17,7 +17,8 @@ MASTER_PORT = 29500
 
 @dataclass(frozen=True)
 class GangSpec:
-    """What the user asks for: a command, run as `ranks` ranks. `options` are further fields of ContainerSpec."""
+    """What the user asks for: a command, run as `ranks` ranks. `options` are further fields of ContainerSpec, `of_rank`
+    those of one rank alone; they count for each container that is started from then on."""
 
     command: Sequence[str]
     ranks: int
@@ -25,6 +26,7 @@ class GangSpec:
     init: Path
     env: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
+    of_rank: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +99,7 @@ class LocalGang:
             "env": {"POD_IP": address, **self._environment(rank), **self.spec.env},
             "hosts": self.folder / "hosts",
             **self.spec.options,
+            **self.spec.of_rank.get(rank, {}),
             **options,
         }
         container = Container(

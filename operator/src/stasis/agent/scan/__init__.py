@@ -18,27 +18,27 @@ SHOWN = 3  # places of a process that a finding lists
 PAUSE = 0.15  # seconds between two readings
 
 
-def scan(pid1: int, root: Root, *, frozen: bool = False) -> list[Finding]:
+def scan(pid1: int, root: Root, *, frozen: bool = False, gpus: bool = False) -> list[Finding]:
     """What a checkpoint of the tree below `root`, in the container of init `pid1`, cannot carry; empty: nothing.
 
     Processes, connections and unread data come and go, so a finding counts when every one of several readings has it;
     a tree without findings is read once, as is a frozen one. Nothing of the tree is touched. Raises ProcessLookupError
-    when the root is gone.
+    when the root is gone. `gpus`: NVIDIA's devices are let pass, for their driver saves them.
     """
     start = time.monotonic()
-    lasting = _read(pid1, root, frozen)
+    lasting = _read(pid1, root, frozen, gpus)
     more = not frozen  # at least a second reading, whatever was found
     while lasting and more:
         time.sleep(PAUSE)
-        again = _read(pid1, root, frozen)
+        again = _read(pid1, root, frozen, gpus)
         lasting = {finding: settles for finding, settles in again.items() if finding in lasting}
         more = any(settles > time.monotonic() - start for settles in lasting.values())
     return _merged(lasting)
 
 
-def _read(pid1: int, root: Root, frozen: bool) -> dict[Finding, float]:
+def _read(pid1: int, root: Root, frozen: bool, gpus: bool) -> dict[Finding, float]:
     """What one reading finds, each with the seconds after which it counts."""
-    tree = read_tree(pid1, root.pid)
+    tree = replace(read_tree(pid1, root.pid), gpus=gpus)
     if tree.root.start != root.start:
         raise ProcessLookupError(f"process {root.pid} is another one than the one that was looked up")
     parts = [part.observe for part in (tasks, files, watches, sockets, memory, ipc)]

@@ -45,7 +45,7 @@ def observe(tree: Tree) -> Iterator[Observation]:
                 )
         elif target.startswith("/"):
             yield from _path(tree, process, descriptor, mounts)
-            if descriptor.mode in (stat.S_IFCHR, stat.S_IFBLK):
+            if descriptor.mode in (stat.S_IFCHR, stat.S_IFBLK) and not tree.saved(target):
                 yield from _device(process, descriptor, masters)
     yield from _eventpolls(tree)
     yield from _half_pipes(tree, stdio)

@@ -19,7 +19,7 @@ def observe(tree: Tree) -> Iterator[Observation]:
         seen: set[str] = set()
         for mapping in process.mappings:
             key = (*mapping.file, mapping.path)
-            if key in regular or mapping.path in seen:
+            if key in regular or mapping.path in seen or tree.saved(mapping.path):
                 continue
             if refusal := carriable.mapping(mapping.path):
                 seen.add(mapping.path)

@@ -124,6 +124,10 @@ class Tree:
 
     pid1: int
     processes: tuple[Process, ...]
+    gpus: bool = False  # what is NVIDIA's is saved by its driver
+
+    def saved(self, path: str) -> bool:
+        return self.gpus and path.startswith("/dev/nvidia")
 
     @property
     def root(self) -> Process:
