@@ -45,6 +45,8 @@ def test_a_suspended_job_goes_on_where_it_stopped_on_other_nodes(
         assert {pod.node for pod in before.values()} == {FIRST}
         assert {pod.node for pod in after.values()} == {SECOND}
         assert {pod.rank: pod.address for pod in after.values()} == {pod.rank: pod.address for pod in before.values()}
+        told = {event.partition(":")[0] for event in job.events()}
+        assert told == {"Checkpointing", "Released", "Resuming", "Restored"}
         finish(job, undisturbed)
 
 

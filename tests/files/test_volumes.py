@@ -16,7 +16,8 @@ pytestmark = pytest.mark.root
 def pvc(tmp_path: Path) -> Path:
     folder = tmp_path / "pvc"
     (folder / "set").mkdir(parents=True)
-    for name in ("data", "log", "set/gone"):
+    for name in ("data", "log", "set/gone", "..2026_12_01/config"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"{name} of the volume")
     return folder
 
@@ -29,7 +30,9 @@ def make(boxes: Callable[..., Box], pvc: Path) -> Box:
 
 
 def test_open_files_on_volumes_are_noted_and_others_are_not(boxes: Callable[..., Box], pvc: Path) -> None:
-    box = make(boxes, pvc).start("/pvc/data", "/pvc/set/gone", "/ed/carried", "/etc/hosts", "/pvc/log")
+    box = make(boxes, pvc).start(
+        "/pvc/data", "/pvc/set/gone", "/ed/carried", "/etc/hosts", "/pvc/log", "/pvc/..2026_12_01/config"
+    )
     assert volume_points(box.pid, ["/ed", "/stasis"]) == {"/pvc", "/dev/shm"}
     assert volume_points(box.pid, ["/ed", "/stasis", "/dev/shm"]) == {"/pvc"}
     os.unlink(pvc / "log")

@@ -30,7 +30,7 @@ from stasis.agent.pipes import Buffers
 from stasis.agent.rank import Args, Rank, Result
 from stasis.agent.reserve import Reservation
 from stasis.agent.storing import MEMORY, Storing
-from stasis.agent.volume import write_word
+from stasis.agent.volume import VOLUME, write_word
 from stasis.core.capacity import Amounts, Mode
 from stasis.core.rankconfig import RankConfig
 from stasis.core.steps import Step
@@ -207,7 +207,7 @@ class CheckpointRank(Rank):
             inner = lookup.inner_pids(root.pid)[-1]
             self._attributes = attributes.attributes(pid1, root.pid)
             self._groups = self._gathered + nested.nested_groups(pid1, root, self.job.container_id)
-            self._open_on_volumes = open_files(pid1, self._pids, ["/dev/shm", *self.job.volumes])
+            self._open_on_volumes = open_files(pid1, self._pids, ["/dev/shm", f"/{VOLUME}", *self.job.volumes])
             self._captured = capture_tree(
                 self.node,
                 self._criu,

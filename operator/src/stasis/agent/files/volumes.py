@@ -68,9 +68,15 @@ def open_files(pid1: int, pids: Iterable[int], carried: Collection[str]) -> list
                 path, status = os.readlink(link), os.stat(link)
             except OSError:  # closed or gone meanwhile
                 continue
-            if stat.S_ISREG(status.st_mode) and status.st_nlink and not path.endswith(DELETED):
+            if stat.S_ISREG(status.st_mode) and status.st_nlink and not path.endswith(DELETED) and not _made_anew(path):
                 found[path] = VolumeFile(path, status.st_size, status.st_mtime_ns)
     return [found[path] for path in sorted(found)]
+
+
+def _made_anew(path: str) -> bool:
+    """Files of config maps, secrets and projections: kubelet writes them for each pod, below `..` and a time
+    (k8s.io/kubernetes pkg/volume/util/atomic_writer.go)."""
+    return any(part.startswith("..") and len(part) > len("..") for part in path.split("/"))
 
 
 def differences(pid1: int, files: Iterable[VolumeFile]) -> list[Difference]:
