@@ -41,7 +41,7 @@ def build_of(path: Path) -> str:
 
 def rootfs() -> Path:
     """The root folder of the demo's and the tests' containers."""
-    return _find("STASIS_ROOTFS", "rootfs-*", "usr", "tools/rootfs.sh").parent
+    return _find("STASIS_ROOTFS", "rootfs-trixie-*", "usr", "tools/rootfs.sh").parent
 
 
 def _find(variable: str, pattern: str, piece: str, maker: str) -> Path:
