@@ -1,6 +1,7 @@
 """`decide` and the gate in a small world: a user who changes his mind, Trainer, the Job controller, kubelets, two
-controllers with views as old as they happen to be, operations that fail. In any order of all that, no training step is
-lost or done twice, and when everybody is left alone what the user asked for last is what is there.
+controllers with views as old as they happen to be, operations that fail, nodes that die. In any order of all that, no
+training step is lost or done twice, but those that a node took along after the last checkpoint, and when everybody is
+left alone what the user asked for last is what is there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from stasis.core.decide import decide
 from stasis.core.gate import Gate, Open, Resume, Stamp, Suspend, admit
 from stasis.core.plan import Kind, Outcome
 from stasis.core.records import Verdict
-from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Use, View
+from stasis.core.view import Checkpoint, Failed, Incarnation, Job, JobSet, Operation, Pod, Policy, Use, View
 
 RANKS = 2
 STEPS = 250
-CALM = 400  # steps in which all must settle
+CALM = 500  # steps in which all must settle
+LOST_AFTER, COLLECTED_AFTER = 20.0, 60.0  # seconds, a step each: from a node's death
 
 
 @dataclass
@@ -28,6 +30,10 @@ class Container:
     pod: Pod
     program: str  # waiting, running, frozen, ended
     count: int = 0
+
+    @property
+    def silent(self) -> bool:
+        return bool(self.pod.unready_since)
 
 
 @dataclass
@@ -43,6 +49,8 @@ class World:
     led: dict[str, set[str]] = field(default_factory=dict)  # operation -> what its coordinators were told
     lines: dict[int, list[int]] = field(default_factory=lambda: {rank: [] for rank in range(RANKS)})
     made: int = 0
+    back: set[str] = field(default_factory=set)  # checkpoints to which a gang went back that had lost ranks
+    deaths: bool = False
     faults: bool = True
     told: list[str] = field(default_factory=list)  # what happened, for a schedule that failed
 
@@ -51,7 +59,8 @@ class World:
     def view(self) -> tuple[View, dict[str, int]]:
         pods = tuple(container.pod for container in self.containers.values())
         checkpoints = sorted(self.checkpoints.values(), key=lambda c: (c.serial == 0, c.serial))
-        return View(self.now, self.job, self.jobset, pods, tuple(checkpoints)), dict(self.versions)
+        policy = Policy(lost_after=LOST_AFTER)
+        return View(self.now, self.job, self.jobset, pods, tuple(checkpoints), policy), dict(self.versions)
 
     def write_jobset(self, suspend: bool, gate: Gate) -> None:
         before = self.jobset
@@ -79,6 +88,26 @@ class World:
         self.job = replace(self.job, suspend=wanted, generation=self.job.generation + 1, since=self.now)
         self.told.append(f"{self.now} {self.job}")
 
+    def node_dies(self) -> None:
+        """While something is asked for. What runs on is not ours to suspend: that ranks of it are lost is found by
+        others."""
+        under_way = [o for c in self.checkpoints.values() for o in c.operations if o.under_way]
+        restoring = any(o.kind is Kind.RESTORE and Verdict.RESTORED not in o.verdicts for o in under_way)
+        there = [c for c in self.containers.values() if c.pod.running and not c.silent]
+        if not there or not (restoring or (self.job.suspend and not self.jobset.suspend)):
+            return
+        container = self.rng.choice(there)
+        container.pod = replace(container.pod, unready_since=self.now, node="n")
+        container.program = "ended"
+        self.told.append(f"{self.now} the node of {container.pod.uid} dies")
+        self.versions["jobset"] = self.versions.get("jobset", 0) + 1
+
+    def collector(self) -> None:
+        """Removes the pods of nodes that are deleted."""
+        for uid, container in list(self.containers.items()):
+            if container.silent and self.now > container.pod.unready_since + COLLECTED_AFTER:
+                del self.containers[uid]
+
     def trainer(self) -> None:
         self.write_jobset(self.job.suspend, self.jobset.gate)
 
@@ -98,6 +127,8 @@ class World:
             return
         uid = self.rng.choice(sorted(self.containers))
         container = self.containers[uid]
+        if container.silent:
+            return
         if container.pod.terminating:
             if container.program == "frozen" and not self.released(uid):
                 return
@@ -105,6 +136,8 @@ class World:
         elif not container.pod.running:
             container.pod = replace(container.pod, running=True)
             container.program = "waiting" if container.pod.incarnation else "running"
+            if container.program == "running":
+                self.lines[container.pod.rank] = []  # anew
             self.versions["jobset"] = self.versions.get("jobset", 0) + 1  # its status counts the pods that are ready
 
     def released(self, uid: str) -> bool:
@@ -140,6 +173,10 @@ class World:
         told = self.led[operation.op]
         verdicts = operation.verdicts
         containers = {rank: self.containers.get(uid) for rank, uid in operation.pods.items()}
+        silent = any(container is not None and container.silent for container in containers.values())
+        if silent and "lost" not in told:
+            return  # nobody answers for it
+        containers = {rank: None if c is not None and c.silent else c for rank, c in containers.items()}
         lost = any(container is None or container.program == "ended" for container in containers.values())
         if operation.kind is Kind.RESTORE:
             if lost or "withdraw" in told or self.fails():
@@ -150,6 +187,8 @@ class World:
                 assert container is not None
                 assert container.program == "waiting"
                 container.program, container.count = "running", self.images[checkpoint.uid, rank]
+                if checkpoint.name in self.back:
+                    self.lines[rank] = self.lines[rank][: container.count]
             self.end(checkpoint, operation, Outcome.RESTORED, Verdict.RESTORED)
         elif Verdict.COMMIT not in verdicts:
             frozen = [c for c in containers.values() if c is not None and c.program == "frozen"]
@@ -218,12 +257,17 @@ class World:
                 checkpoint = self.checkpoints[name]
                 op = f"{checkpoint.uid}-r{serial}"
                 self.begin(checkpoint, Operation(op, serial, Kind.RESTORE, {p.rank: p.uid for p in pods}))
-            case a.Drive(_, op, withdraw):
-                self.led.setdefault(op, set()).update({"withdraw"} if withdraw else ())
+            case a.Drive(_, op, withdraw, lost):
+                self.led.setdefault(op, set()).update({"withdraw"} if withdraw else (), {"lost"} if lost else ())
+            case a.GoBack(_, _):
+                self.back.add(name)
+                self.write_checkpoint(replace(self.checkpoints[name], use=Use.CHOSEN))
+            case a.Tell():
+                pass
             case a.Conclude(_, op):
                 self.conclude(self.checkpoints[name], op)
             case a.SetGate(gate):
-                if action.reason == "NothingToSave":
+                if action.reason in ("NothingToSave", "StartedFresh"):
                     assert not self.whole(view), "a gang that runs was suspended without a checkpoint"
                 self.write_jobset(self.jobset.suspend, gate)
             case a.Mark(generation):
@@ -251,8 +295,8 @@ class World:
                 raise AssertionError(action)
 
     def whole(self, view: View) -> bool:
-        running = {pod.rank for pod in view.pods if pod.running and not pod.terminating and pod.incarnation is None}
-        return len(running) == RANKS
+        there = (pod for pod in view.pods if pod.running and not pod.terminating and not pod.unready_since)
+        return len({pod.rank for pod in there if pod.incarnation is None}) == RANKS
 
     def begin(self, checkpoint: Checkpoint, operation: Operation) -> None:
         others = [o for c in self.checkpoints.values() for o in c.operations if o.under_way]
@@ -276,6 +320,7 @@ class World:
         views = [self.view(), self.view()]
         actors: list[Callable[[], None]] = [
             self.trainer, self.job_controller, self.kubelet, self.kubelet, self.training, self.protocol, self.protocol,
+            self.collector,
         ]  # fmt: skip
         for step in range(STEPS + CALM):
             calm = step >= STEPS
@@ -284,8 +329,11 @@ class World:
             which = self.rng.randrange(len(views))
             if calm or self.rng.random() < 0.5:
                 views[which] = self.view()
-            if not calm and self.rng.random() < 0.04:
+            silent = any(container.silent for container in self.containers.values())
+            if not calm and not silent and self.rng.random() < 0.04:
                 self.user()
+            if not calm and self.deaths and self.rng.random() < 0.05:
+                self.node_dies()
             if not calm and self.rng.random() < 0.03:
                 self.led.clear()  # the leader is killed
             actions = decide(views[which][0]).actions
@@ -298,9 +346,10 @@ class World:
                 assert lines == list(range(1, len(lines) + 1)), "\n".join(self.told[-60:])
 
 
+@pytest.mark.parametrize("deaths", [False, True], ids=["nodes-live", "nodes-die"])
 @pytest.mark.parametrize("seed", range(120))
-def test_no_step_is_lost_or_done_twice_and_at_last_it_is_as_the_user_asked(seed: int) -> None:
-    world = World(random.Random(seed))
+def test_no_step_is_lost_or_done_twice_and_at_last_it_is_as_the_user_asked(seed: int, deaths: bool) -> None:
+    world = World(random.Random(seed), deaths=deaths)
     world.run()
     if world.job.suspend:
         assert world.jobset.suspend, world
