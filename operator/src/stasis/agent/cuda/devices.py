@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 LOCK_SECONDS = 30.0  # for kernels and calls under way
 LOOK_SECONDS = 20.0  # for a state, and to unlock
 MOVE_SECONDS = 280.0  # to or from host memory
+SETTLE_SECONDS = 5.0  # for the answer to a call that says that those before it have happened
+UNSETTLED_SECONDS = 120.0  # for which a process that runs is looked at, though its driver does not answer
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ class Devices:
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._processes: list[CudaProcess] = []
         self._map: dict[str, str] = {}
-        self._given_up: set[int] = set()  # pids of which some call may still happen
+        self._given_up: dict[int, float] = {}  # pids of which some call may still happen, since when
         self._look_again = False
         with contextlib.suppress(FileNotFoundError):
             noted = json.loads(note.read_text())
             self._processes = [CudaProcess.from_dict(one) for one in noted["processes"]]
             self._map = noted["map"]
-            self._given_up = {one.pid for one in self._processes}
+            self._given_up = {one.pid: time.monotonic() for one in self._processes}
 
     @property
     def processes(self) -> tuple[CudaProcess, ...]:
@@ -87,6 +90,7 @@ class Devices:
         """All of the tree's, also those that took to CUDA since it was looked at."""
         self._begin()
         while found := [one for one in self.find(root) if one not in self._processes]:
+            self._each(found, self._state)  # those that CUDA does not know could not be undone either
             self._processes += found
             self._write()
             self._each(found, self._lock)
@@ -133,24 +137,32 @@ class Devices:
         return standing
 
     def _restore(self, one: CudaProcess) -> None:
-        driver, uncertain = self._hardware.driver(), one.pid in self._given_up
-        if not uncertain and self._state(one) is not State.CHECKPOINTED:
-            return
-        gpus = {uuid: self._map.get(uuid, uuid) for uuid in one.gpus}
-        if all(old == new for old, new in gpus.items()):
-            gpus = {}
-        try:
-            self._call(one, lambda: driver.restore(one.pid, gpus, self._patience(MOVE_SECONDS)))
-        except GivenUp:
-            raise
-        except CudaError:  # of one that was not checkpointed: nothing is to be restored
-            if self._state(one) is State.CHECKPOINTED:
-                raise
-        if uncertain:  # an answer: whatever was asked before has happened
-            self._given_up.discard(one.pid)
-            self._look_again = True
+        if one.pid in self._given_up:
+            self._settle(one)
         if self._state(one) is State.CHECKPOINTED:
-            raise CudaError("restore", one.pid, "it is still checkpointed")
+            self._call(one, lambda: self._restore_call(one, MOVE_SECONDS))
+            if self._state(one) is State.CHECKPOINTED:
+                raise CudaError("restore", one.pid, "it is still checkpointed, though the call was not refused")
+
+    def _restore_call(self, one: CudaProcess, seconds: float) -> None:
+        gpus = {uuid: self._map.get(uuid, uuid) for uuid in one.gpus}
+        moved = any(old != new for old, new in gpus.items())
+        self._hardware.driver().restore(one.pid, gpus if moved else {}, self._patience(seconds))
+
+    def _settle(self, one: CudaProcess) -> None:
+        """Ask once more, for what is wanted anyway: calls queue, so an answer says that those before it have happened.
+        A driver that does not answer is waited for, but not for ever where the process runs."""
+        try:
+            self._restore_call(one, SETTLE_SECONDS)
+        except GivenUp:
+            since = self._given_up[one.pid]
+            if time.monotonic() < since + UNSETTLED_SECONDS or self._state(one) is not State.RUNNING:
+                return
+            log.warning("the driver does not answer for process %d, which runs: it may yet lock it", one.pid)
+        except CudaError:
+            pass  # it was not checkpointed, or cannot be restored yet
+        del self._given_up[one.pid]
+        self._look_again = True
 
     def _unlock(self, one: CudaProcess) -> None:
         if self._state(one) is not State.LOCKED:
@@ -163,7 +175,8 @@ class Devices:
         failed = [one.inner for one in self._processes if one.alive() and self._state(one) is State.FAILED]
         for pid in failed:
             log.error("the GPU state of process %d is lost: the driver calls it failed", pid)
-        standing: dict[str, Any] = {"unsettled": True} if self._given_up or self._look_again else {}
+        waiting = any(one.pid in self._given_up and one.alive() for one in self._processes)
+        standing: dict[str, Any] = {"unsettled": True} if waiting or self._look_again else {}
         return {**standing, "failed": failed} if failed else standing
 
     def require_running(self) -> None:
@@ -210,10 +223,10 @@ class Devices:
         try:
             call()
         except GivenUp:
-            self._given_up.add(one.pid)
+            self._given_up.setdefault(one.pid, time.monotonic())
             raise
 
-    def _each(self, processes: Iterable[CudaProcess], work: Callable[[CudaProcess], None]) -> None:
+    def _each(self, processes: Iterable[CudaProcess], work: Callable[[CudaProcess], object]) -> None:
         """Of all that live, at once; the first error counts once all have ended."""
         alive = [one for one in processes if one.alive()]
         if not alive:
