@@ -49,6 +49,10 @@ test-all: lint ## the full matrices (hours)
 e2e: ## a TrainJob on a real cluster: suspended, resumed, killed at; ALL=1 for the full matrix
 	$(RUN) -m pytest -v $(if $(ALL),,-m 'not slow') e2e
 
+.PHONY: test-gpu
+test-gpu: ## GPU jobs on simulated GPUs, every fault at every step; no GPU is needed
+	$(RUN) -m pytest -q tests/gpusim
+
 SCHEDULES ?= 100000
 .PHONY: sim
 sim: ## simulate the gang protocol: SCHEDULES=100000 [SEED=N]

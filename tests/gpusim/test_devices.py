@@ -27,7 +27,7 @@ pytestmark = pytest.mark.root
 Make = Callable[[], Devices]
 
 
-@pytest.fixture(params=["api", "cli"])
+@pytest.fixture(params=["api", pytest.param("cli", marks=pytest.mark.slow)])
 def hardware(machine: Machine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Hardware]:
     for name, value in {**machine.env, "STASIS_CUDA_DRIVER": request.param}.items():
         monkeypatch.setenv(name, value)
@@ -103,9 +103,12 @@ def test_a_call_that_was_given_up_is_undone_when_it_happens(
     machine: Machine, hardware: Hardware, make: Make, step: str
 ) -> None:
     with machine.program() as tree:
-        machine.faults({"op": step, "delay_ms": 1500, "times": 1})
+        machine.faults({"op": step, "delay_ms": 2500, "times": 1})
         one = make()
-        threading.Timer(0.4, one.give_up).start()
+        assert state(hardware, tree) is State.RUNNING  # what asks the driver is there
+        if step == "checkpoint":
+            one.lock(tree.pid)
+        threading.Timer(0.5, one.give_up).start()
         with pytest.raises(GivenUp):
             one.lock(tree.pid)
             one.save(tree.pid)
@@ -201,13 +204,10 @@ def test_whoever_holds_a_device_after_the_checkpoint_is_named(machine: Machine, 
     with machine.program() as tree:
         one = make()
         one.lock(tree.pid)
-        keeper = subprocess.Popen(["sleep", "60"], stdin=open(machine.folder / "dev/nvidiactl"))
-        try:
-            with pytest.raises(CheckpointFailed, match=rf"process {keeper.pid} \(sleep\) still holds .*forkserver"):
-                one.save(keeper.pid)  # stands for a child of the tree
-        finally:
-            keeper.kill()
-            keeper.wait()
+        with machine.program() as other, pytest.raises(CheckpointFailed) as caught:
+            one.save(other.pid)  # as if it were of the tree, and had begun just now
+        assert f"process {other.pid} (python) still holds /dev/nvidia0" in str(caught.value)
+        assert "by spawn or forkserver" in str(caught.value)
         undo(one)
         tree.wait_for(3)
 

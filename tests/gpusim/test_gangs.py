@@ -11,7 +11,7 @@ from stasis.core.steps import Step
 pytestmark = [pytest.mark.root, pytest.mark.criu]
 
 
-@pytest.mark.parametrize("driver", ["api", "cli"])
+@pytest.mark.parametrize("driver", ["api", pytest.param("cli", marks=pytest.mark.slow)])
 def test_suspended_and_resumed_on_other_gpus(gangs: MakeGang, monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     monkeypatch.setenv("STASIS_CUDA_DRIVER", driver)
     one = gangs(["H100"] * 4)

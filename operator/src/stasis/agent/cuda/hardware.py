@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Hardware:
     journal: Journal = contextlib.nullcontext
     proc: Path = field(default_factory=lambda: Path(_setting("STASIS_NVIDIA_PROC", "/proc/driver/nvidia")))
     _driver: Driver | None = None
+    _choosing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def version(self) -> str:
@@ -64,9 +66,10 @@ class Hardware:
 
     def driver(self) -> Driver:
         """Chosen once. Raises Unsupported: why no checkpoint of a GPU can be taken on this node."""
-        if self._driver is None:
-            self._driver = self._choose()
-        return self._driver
+        with self._choosing:
+            if self._driver is None:
+                self._driver = self._choose()
+            return self._driver
 
     def _choose(self) -> Driver:
         wanted, causes = _setting("STASIS_CUDA_DRIVER"), []
