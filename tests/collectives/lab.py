@@ -88,8 +88,19 @@ class Gang:
         """What each rank printed, once all have ended well."""
         end = time.monotonic() + timeout
         for process in self.processes:
-            assert process.wait(max(0.1, end - time.monotonic())) == 0, self.errors()
+            try:
+                code = process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._stacks()
+                raise AssertionError(f"not ended after {timeout} s\n{self.errors()}") from None
+            assert code == 0, self.errors()
         return self.outputs()
+
+    def _stacks(self) -> None:
+        """To standard error, of ranks that hang."""
+        for process in self.processes:
+            process.send_signal(signal.SIGABRT)
+        time.sleep(1)
 
     def outputs(self) -> list[str]:
         paths = sorted(self.folder.glob("*.out")) or sorted(self.folder.glob("log/*/attempt_0/*/stdout.log"))
@@ -208,7 +219,7 @@ def torchrun(
     folder: Path, job: str, torch: str = "oldest", ranks: int = 2, steps: int = 50, active: bool = True
 ) -> Iterator[Gang]:
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc_per_node={ranks}"]
     command += ["--redirects=3", "--log-dir=/mnt/run/log", f"/mnt/jobs/{job}.py"]
     with _process(folder, "torchrun", torch, command, _environment(steps, active)) as process:
         gang = Gang(folder, [process])
@@ -239,7 +250,7 @@ def _environment(steps: int, active: bool) -> dict[str, str]:
 def _process(
     folder: Path, name: str, torch: str, arguments: Sequence[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    command = in_root(torch, folder, ["python3", *arguments], environment)
+    command = in_root(torch, folder, ["python3", "-X", "faulthandler", *arguments], environment)
     with open(folder / f"{name}.out", "wb") as out, open(folder / f"{name}.err", "wb") as err:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
     try:

@@ -45,12 +45,14 @@ class Cut(Generic[Process]):
         if not self._complete:
             return {}
         targets, members = self._targets(), self._members()
+        # Who has no rank yet may be the one that others wait for; torchrun's agent never gets one.
+        starting = any(debt.channel == channels.INIT for debt in self.debts())
         changed = {}
         for process, state in self._known.items():
             mine = {
                 channel: target
                 for channel, target in targets.items()
-                if state.rank in members[channel] or (channel == channels.INIT and state.rank is None)
+                if state.rank in members[channel] or (channel == channels.INIT and state.rank is None and starting)
             }
             if mine != self._sent.get(process, {}):
                 changed[process] = self._sent[process] = mine

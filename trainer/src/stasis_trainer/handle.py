@@ -277,6 +277,17 @@ def _through_the_door(name: str) -> Callable[..., Any]:
     return method
 
 
+def _past_the_gate(name: str) -> Callable[..., Any]:
+    """What backends alone have."""
+
+    def method(self: HandleBackend, *arguments: Any, **options: Any) -> Any:
+        if name not in surface.FORWARDED:
+            GATE.refuse(f"{name} of a backend")
+        return getattr(self.group._backends[0], name)(*arguments, **options)
+
+    return method
+
+
 def _complete() -> None:
     for names, make in (
         (surface.COLLECTIVES, _collective),
@@ -284,12 +295,14 @@ def _complete() -> None:
         (surface.REFUSED, _refused),
     ):
         for name in names:
-            if hasattr(c.ProcessGroup, name) or hasattr(c.Backend, name):
+            if hasattr(c.ProcessGroup, name):
                 setattr(HandleGroup, name, make(name))
-    for name in (*surface.COLLECTIVES, *surface.FORWARDED, *surface.REFUSED, *surface.OWN):
-        if hasattr(c.Backend, name) and name not in vars(HandleBackend):
-            if isinstance(getattr(c.Backend, name), property):
-                continue
+            if hasattr(c.Backend, name) and name not in vars(HandleBackend):
+                setattr(
+                    HandleBackend, name, (_through_the_door if hasattr(c.ProcessGroup, name) else _past_the_gate)(name)
+                )
+    for name in surface.OWN:
+        if callable(getattr(c.Backend, name, None)):
             setattr(HandleBackend, name, _through_the_door(name))
 
 

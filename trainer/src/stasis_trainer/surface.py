@@ -54,8 +54,8 @@ INHERITED_GROUP = tuple(
 )
 INHERITED_BACKEND = tuple(
     """
-    Options __module__ _pybind11_conduit_v1_ _set_group_uid eager_connect_single_device mem_allocator options
-    supports_coalescing supports_reconfigure supports_shrinking supports_splitting supports_tensor_alloc
+    Options __module__ _pybind11_conduit_v1_ _set_group_uid bound_device_id eager_connect_single_device mem_allocator
+    options supports_coalescing supports_reconfigure supports_shrinking supports_splitting supports_tensor_alloc
     supports_time_estimate supports_window
     """.split()
 )
