@@ -17,6 +17,9 @@ oras=$("$REPO/tools/oras.sh")
 PATH=$kind/bin:$kubernetes/bin:$PATH
 made=$(cat "$HERE"/{up,join-network,pod-network,registry,registry-image,volumes}.sh "$HERE"/*.yaml <(echo "$image" "$pieces" "$ipam" "$layout") | key -)
 if [ "$(cat "$STATE/made" 2>/dev/null)" = "$made" ] && kubectl get --raw /readyz >/dev/null 2>&1; then
+	# An hour after its start kube-proxy 1.36 forgets, in its next sync, all services but those that have just changed.
+	kubectl -n kube-system rollout restart daemonset/kube-proxy >/dev/null
+	kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=120s >/dev/null
 	echo "$KUBECONFIG"
 	exit
 fi
