@@ -14,6 +14,8 @@ PAGE, KERNEL_MS = 4096, int(os.environ.get("KERNEL_MS", "5"))
 
 
 def check(code: int) -> None:
+    if code and "STAY" in os.environ:
+        time.sleep(3600)
     if code:
         sys.exit(f"CUDA error {code}")
 

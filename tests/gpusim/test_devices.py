@@ -166,7 +166,7 @@ def test_an_answer_is_not_believed(machine: Machine, make: Make, op: str) -> Non
 
 
 def test_a_failed_process_does_not_keep_the_others(machine: Machine, hardware: Hardware, make: Make) -> None:
-    with machine.program("spawn") as tree:
+    with machine.program("spawn", STAY="1") as tree:
         child = int(open(f"/proc/{tree.pid}/task/{tree.pid}/children").read())
         machine.faults({"op": "checkpoint", "pid": child, "error": 999, "state": 3, "times": 1})
         one = make()

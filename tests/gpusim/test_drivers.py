@@ -69,7 +69,7 @@ def test_a_refusal_is_told_in_the_drivers_words(machine: Machine, driver: Driver
 
 
 def test_a_failed_process_says_so(machine: Machine, driver: Driver) -> None:
-    with machine.program() as one:
+    with machine.program(STAY="1") as one:
         machine.faults({"op": "checkpoint", "error": 999, "state": 3})
         driver.lock(one.pid, 1.0, soon())
         with pytest.raises(CudaError, match="unknown error"):

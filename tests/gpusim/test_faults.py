@@ -241,6 +241,8 @@ def test_an_agent_killed_while_devices_are_held(gangs: MakeGang, verb: str, poin
         agent = one.agent(verb, point)
     assert agent.communicate(timeout=60)[0] == ""
     assert agent.returncode == -signal.SIGKILL
+    one.progress()  # by the guardians alone: no agent is there
+    assert one.states() == RUNNING
     recovered = one.agent("recover").communicate(timeout=60)[0]
     assert json.loads(recovered) == ["aborted"]
     goes_on(one)

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -61,6 +62,7 @@ class Guard:
         self._let_go = False
         self._orphaned = False
         self._driver = self._drive(tree.deadline / 1e9)
+        self._undoing: subprocess.Popen[bytes] | None = None
         self._bell, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
@@ -121,7 +123,7 @@ class Guard:
         """CRIU off the tree, its connections free, then the tree: each whatever became of the one before, since a tree
         that runs without its peers is better off than one that is frozen."""
         done = True
-        for step in (self._end_criu, self._leave_repair, self._unlock, self._thaw):
+        for step in (self._end_criu, self._leave_repair, self._unlock, self._thaw, self._undo_devices):
             try:
                 step()
             except GroupGone:
@@ -196,6 +198,14 @@ class Guard:
         if frozen and self._volume is not None:
             with contextlib.suppress(StasisError):  # the volume is full: its probes go on to succeed by our word alone
                 durable.replace(self._volume, "state", b"running\n", 0o644)
+
+    def _undo_devices(self) -> None:
+        """By a program of its own, which takes the time that GPUs take."""
+        note = self.state.path / f"devices-{self.tree.container_id}"
+        if note.exists() and (self._undoing is None or self._undoing.poll()):
+            command = [sys.executable, "-B", "-m", "stasis.agent.cuda.undo", str(note)]
+            env = {"PYTHONPATH": str(Path(__file__).parents[2])}
+            self._undoing = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=self._log)
 
     def _tracers(self) -> set[int]:
         pids = self._freezer.pids()

@@ -8,6 +8,7 @@ process is asked once more (calls queue behind each other), and then looked at a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ LOOK_SECONDS = 20.0  # for a state, and to unlock
 MOVE_SECONDS = 280.0  # to or from host memory
 SETTLE_SECONDS = 5.0  # for the answer to a call that says that those before it have happened
 UNSETTLED_SECONDS = 120.0  # for which a process that runs is looked at, though its driver does not answer
+SETTINGS = ("PATH", "LD_LIBRARY_PATH", "STASIS_", "CUDA", "NVIDIA_")  # of the environment, that the driver goes by
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,12 @@ class Devices:
     # All of them.
 
     def forget(self) -> None:
-        """All of it runs, or is gone."""
+        """All of it runs, or is gone. Waits for a guardian's `undo`, which must touch nothing that is begun later."""
         self._processes, self._map = [], {}
         self._given_up.clear()
-        self._note.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), self._note.open() as note:
+            fcntl.flock(note, fcntl.LOCK_EX)
+            self._note.unlink()
 
     def close(self) -> None:
         if self._cancel >= 0:
@@ -201,7 +205,9 @@ class Devices:
 
     def _write(self) -> None:
         new = self._note.with_name(f"{self._note.name}.new")
-        new.write_text(json.dumps({"processes": [asdict(one) for one in self._processes], "map": self._map}))
+        env = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
+        what = {"processes": [asdict(one) for one in self._processes], "map": self._map, "env": env}
+        new.write_text(json.dumps(what))
         new.replace(self._note)
 
     def _begin(self) -> None:
