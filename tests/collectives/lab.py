@@ -41,6 +41,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        yield int(holder.getsockname()[1])
+
+
 def in_root(torch: str, folder: Path, command: Sequence[str], environment: dict[str, str]) -> list[str]:
     """The command with the root file system around it, `folder` as /mnt/run; mounts are gone when it ends."""
     at = shlex.quote(str(root(torch)))
@@ -50,7 +58,13 @@ def in_root(torch: str, folder: Path, command: Sequence[str], environment: dict[
         for name, path in binds.items()
     )
     script = f"mount -t tmpfs none {at}/mnt; {mounts} mount -t proc proc {at}/proc; mount --rbind /dev {at}/dev; "
-    given = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **environment,
+    }
     run = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in given.items()), *command])
     return ["unshare", "-m", "sh", "-ec", f"{script} exec chroot {at} {run}"]
 

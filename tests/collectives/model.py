@@ -1,4 +1,4 @@
-"""A model of a gang at its gates: random programs and schedules, late messages, the rule and the cut that are shipped."""
+"""A model of a gang at its gates: random programs and schedules, late messages; rule and cut are the shipped ones."""
 
 from __future__ import annotations
 

@@ -68,33 +68,33 @@ def test_a_gate_does_not_commit_while_an_operation_runs_or_is_owed() -> None:
     assert gate.phase is Phase.COMMITTED
 
 
-def test_a_committed_gate_holds_store_calls_until_it_opens() -> None:
+def test_a_committed_gate_holds_brief_calls_until_it_opens() -> None:
     gate, called = Gate(), threading.Event()
     gate.arm()
-    with gate.store_call():
+    with gate.brief_call():
         pass
     gate.commit()
 
     def call() -> None:
-        with gate.store_call():
+        with gate.brief_call():
             called.set()
 
     thread = threading.Thread(target=call)
     thread.start()
     assert not called.wait(0.1)
-    with gate.bypass(), gate.store_call():
+    with gate.bypass(), gate.brief_call():
         pass
     gate.open()
     assert called.wait(5)
     thread.join()
 
 
-def test_a_commit_waits_for_a_store_call_that_is_under_way() -> None:
+def test_a_commit_waits_for_a_brief_call_that_is_under_way() -> None:
     gate, begun = Gate(), threading.Event()
     gate.arm()
 
     def call() -> None:
-        with gate.store_call():
+        with gate.brief_call():
             begun.set()
             time.sleep(0.2)
 
@@ -102,8 +102,30 @@ def test_a_commit_waits_for_a_store_call_that_is_under_way() -> None:
     thread.start()
     begun.wait()
     gate.commit()
-    assert not thread.is_alive() or gate.state().store_calls == 0
+    assert not thread.is_alive() or gate.state().brief_calls == 0
     thread.join()
+
+
+def test_a_gate_does_not_commit_what_was_refused_while_it_was_armed() -> None:
+    gate = Gate()
+    gate.arm()
+    gate.refuse("recv_anysource")
+    with pytest.raises(Busy, match="recv_anysource"):
+        gate.commit()
+
+
+def test_nothing_is_refused_while_groups_are_torn_down() -> None:
+    """The thread waits until they are back, and then fails the next checkpoint."""
+    gate = Gate()
+    gate.arm()
+    gate.commit()
+    thread = threading.Thread(target=gate.refuse, args=["recv_anysource"])
+    thread.start()
+    time.sleep(0.1)
+    assert gate.refused == []
+    gate.open()
+    thread.join(5)
+    assert gate.refused == ["recv_anysource"]
 
 
 def test_a_debt_names_rank_operation_and_group() -> None:

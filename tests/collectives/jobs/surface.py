@@ -1,7 +1,8 @@
 """Compares each method of torch's classes with what the handles do with it; prints what was overlooked."""
 
+import torch
 import torch.distributed as dist
-from stasis_trainer import handle, store, surface, work
+from stasis_trainer import handle, store, surface, versions, work
 from torch._C import _distributed_c10d as c
 
 
@@ -24,3 +25,4 @@ for base, cls, inherited in (
     for name in overlooked(base, cls, inherited):
         print(f"{base.__name__}.{name}")
 assert dist.TCPStore is store.HandleStore
+assert versions.refusal(torch.__version__) is None

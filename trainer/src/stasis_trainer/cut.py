@@ -60,7 +60,7 @@ class Cut(Generic[Process]):
 
     @property
     def closed(self) -> bool:
-        """All members of every channel have begun as much, all of it has ended, and no store is being called."""
+        """All members of every channel have begun as much, all of it has ended, and nothing is being called."""
         return self._complete and not self.debts() and not self.busy()
 
     def debts(self) -> list[Debt]:
@@ -79,8 +79,8 @@ class Cut(Generic[Process]):
         for state in self._known.values():
             who = "a process without a rank" if state.rank is None else f"rank {state.rank}"
             found += [f"{who} is within an operation of {channel}" for channel in state.running]
-            if state.store_calls:
-                found.append(f"{who} is within {state.store_calls} calls of a store")
+            if state.brief_calls:
+                found.append(f"{who} is within {state.brief_calls} calls of stores or groups")
         return sorted(found)
 
     def refused(self) -> list[str]:

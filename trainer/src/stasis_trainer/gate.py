@@ -18,7 +18,7 @@ from typing import Protocol
 from stasis_trainer.channels import Counts
 from stasis_trainer.messages import Phase, State
 
-STORE_CALLS_END = 5.0  # seconds: none of them waits for a peer
+BRIEF_CALLS_END = 5.0  # seconds: none of them waits for a peer
 
 
 def may_pass(counts: Mapping[str, int], targets: Mapping[str, int]) -> bool:
@@ -55,7 +55,7 @@ class Gate:
         self._running: dict[int, tuple[str, Operation | None]] = {}
         self._parked: dict[int, str] = {}
         self._tickets = itertools.count()
-        self._store_calls = 0
+        self._brief_calls = 0
 
     # What the trainer's own threads do
 
@@ -95,16 +95,17 @@ class Gate:
             self.ended(ticket)
 
     @contextlib.contextmanager
-    def store_call(self) -> Iterator[None]:
+    def brief_call(self) -> Iterator[None]:
+        """Of a store, or of a group for what is no operation: neither is there while it is torn down."""
         with self._changed:
             while self._shut and not self.bypassed:
                 self._changed.wait()
-            self._store_calls += 1
+            self._brief_calls += 1
         try:
             yield
         finally:
             with self._changed:
-                self._store_calls -= 1
+                self._brief_calls -= 1
                 self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -122,8 +123,9 @@ class Gate:
 
     def refuse(self, reason: str) -> None:
         """From now on this process cannot be checkpointed with its collectives. Training goes on."""
-        if reason not in self.refused:
-            self.refused.append(reason)
+        with self.brief_call(), self._changed:
+            if reason not in self.refused:
+                self.refused.append(reason)
 
     # What the agent asks for
 
@@ -140,13 +142,15 @@ class Gate:
     def commit(self) -> None:
         with self._changed:
             self._forget_done()
+            if self.refused:
+                raise Busy("not to be rebuilt: " + "; ".join(self.refused))
             if self._running or may_pass(self._counts, self._targets):
                 raise Busy("an operation has begun or is owed")
             self.phase = Phase.COMMITTED
-            end = time.monotonic() + STORE_CALLS_END
-            if not self._changed.wait_for(lambda: not self._store_calls, max(0.0, end - time.monotonic())):
+            end = time.monotonic() + BRIEF_CALLS_END
+            if not self._changed.wait_for(lambda: not self._brief_calls, max(0.0, end - time.monotonic())):
                 self._open()
-                raise Busy("a call of the store does not end")
+                raise Busy("a call of a store or group does not end")
 
     def open(self) -> None:
         with self._changed:
@@ -169,7 +173,7 @@ class Gate:
                 members=dict(self._members),
                 running=[channel for channel, _ in self._running.values()],
                 parked=list(self._parked.values()),
-                store_calls=self._store_calls,
+                brief_calls=self._brief_calls,
                 refused=list(self.refused),
             )
 

@@ -76,11 +76,16 @@ class HandleGroup(c.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._inner.set_timeout(timeout)
+        with GATE.brief_call():
+            self._inner.set_timeout(timeout)
 
     group_name = property(lambda self: self._name)
     group_desc = property(lambda self: self._description)
-    _device_types = property(lambda self: self._inner._device_types)
+
+    @property
+    def _device_types(self) -> Any:
+        with GATE.brief_call():
+            return self._inner._device_types
 
     @property
     def bound_device_id(self) -> Any:
@@ -114,7 +119,8 @@ class HandleGroup(c.ProcessGroup):
         self._set_group_desc(description)
 
     def getSequenceNumberForGroup(self) -> int:
-        return int(self._inner._get_sequence_number_for_group())
+        with GATE.brief_call():
+            return int(self._inner._get_sequence_number_for_group())
 
     # Operations
 
@@ -257,7 +263,8 @@ def _collective(name: str) -> Callable[..., Any]:
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: HandleGroup, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._inner, name)(*arguments, **options)
+        with GATE.brief_call():
+            return getattr(self._inner, name)(*arguments, **options)
 
     return method
 
@@ -265,7 +272,9 @@ def _forwarded(name: str) -> Callable[..., Any]:
 def _refused(name: str) -> Callable[..., Any]:
     def method(self: HandleGroup, *arguments: Any, **options: Any) -> Any:
         GATE.refuse(f"{name} of a process group")
-        return getattr(self._inner, name)(*arguments, **options)
+        with GATE.brief_call():
+            inner = self._inner
+        return getattr(inner, name)(*arguments, **options)
 
     return method
 
@@ -283,7 +292,9 @@ def _past_the_gate(name: str) -> Callable[..., Any]:
     def method(self: HandleBackend, *arguments: Any, **options: Any) -> Any:
         if name not in surface.FORWARDED:
             GATE.refuse(f"{name} of a backend")
-        return getattr(self.group._backends[0], name)(*arguments, **options)
+        with GATE.brief_call():
+            backend = self.group._backends[0]
+        return getattr(backend, name)(*arguments, **options)
 
     return method
 

@@ -27,7 +27,7 @@ class State:
     members: dict[str, list[int]] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)  # channels of operations begun and not done
     parked: list[str] = field(default_factory=list)
-    store_calls: int = 0
+    brief_calls: int = 0  # of stores and groups
     refused: list[str] = field(default_factory=list)  # what this process uses that cannot be torn down and rebuilt
 
     def as_json(self) -> dict[str, Any]:

@@ -170,10 +170,12 @@ class HandleStore(c.Store):
 
     def _refused(self, name: str, *arguments: Any, **options: Any) -> Any:
         GATE.refuse(f"{name} of a TCPStore")
-        return getattr(self._inner, name)(*arguments, **options)
+        with GATE.brief_call():
+            inner = self._inner
+        return getattr(inner, name)(*arguments, **options)
 
     def _call(self, ask: Callable[[Any], Any], keys: Iterable[str] = ()) -> Any:
-        with GATE.store_call():
+        with GATE.brief_call():
             if not getattr(_quiet, "depth", 0):
                 self._touched.update(keys)
             return ask(self._inner)
