@@ -44,6 +44,12 @@ def nodes(cluster: Cluster) -> tuple[str, str]:
     (pod,) = cluster.items("-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/component=registry")
     stays = pod["spec"]["nodeName"]
     (dies,) = set(WORKERS) - {stays}
+    with cluster.only_on(stays):  # what the jobs of all nodes need
+        for namespace, name in (("jobset-system", "jobset"), ("kubeflow-system", "kubeflow-trainer")):
+            there = ("-n", namespace, "delete", "pods", "--field-selector", f"spec.nodeName={dies}")
+            cluster.kubectl(*there)
+            deployment = f"deployment/{name}-controller-manager"
+            cluster.kubectl("-n", namespace, "rollout", "status", deployment, "--timeout=120s")
     return dies, stays
 
 

@@ -17,7 +17,10 @@ oras=$("$REPO/tools/oras.sh")
 PATH=$kind/bin:$kubernetes/bin:$PATH
 made=$(cat "$HERE"/{up,join-network,pod-network,registry,registry-image,volumes}.sh "$HERE"/*.yaml <(echo "$image" "$pieces" "$ipam" "$layout") | key -)
 if [ "$(cat "$STATE/made" 2>/dev/null)" = "$made" ] && kubectl get --raw /readyz >/dev/null 2>&1; then
-	# An hour after its start kube-proxy 1.36 forgets, in its next sync, all services but those that have just changed.
+	# kube-proxy 1.36 flushes its maps an hour after its start, or at its next one, and adds only what has changed since.
+	for node in $(kind get nodes --name "$CLUSTER"); do
+		docker exec "$node" sh -c 'nft delete table ip kube-proxy; nft delete table ip6 kube-proxy' 2>/dev/null || true
+	done
 	kubectl -n kube-system rollout restart daemonset/kube-proxy >/dev/null
 	kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=120s >/dev/null
 	echo "$KUBECONFIG"
