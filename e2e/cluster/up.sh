@@ -22,7 +22,7 @@ if [ "$(cat "$STATE/made" 2>/dev/null)" = "$made" ] && kubectl get --raw /readyz
 		docker exec "$node" sh -c 'nft delete table ip kube-proxy; nft delete table ip6 kube-proxy' 2>/dev/null || true
 	done
 	kubectl -n kube-system rollout restart daemonset/kube-proxy >/dev/null
-	kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=120s >/dev/null
+	kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=300s >/dev/null
 	echo "$KUBECONFIG"
 	exit
 fi
@@ -58,7 +58,7 @@ kubectl get nodes -o jsonpath='{range .items[*]}{.metadata.name} {.spec.podCIDR}
 		done
 		docker exec -i "$node" sh -s "$cidr" "$REGISTRY" <"$HERE/join-network.sh"
 	done
-kubectl wait --for=condition=Ready node --all --timeout=90s >/dev/null
+kubectl wait --for=condition=Ready node --all --timeout=300s >/dev/null
 wait "$push" || { cat "$STATE/push.log" >&2; die "the training image cannot be pushed"; }
 
 step "JobSet, Trainer and the training image"
@@ -70,7 +70,7 @@ done >/dev/null
 render jobset "$jobset" | kubectl apply --server-side -f - >/dev/null
 render trainer "$trainer" | kubectl apply --server-side -f - >/dev/null
 for name in kube-system/coredns jobset-system/jobset-controller-manager kubeflow-system/kubeflow-trainer-controller-manager; do
-	kubectl -n "${name%/*}" rollout status "deployment/${name#*/}" --timeout=120s >/dev/null
+	kubectl -n "${name%/*}" rollout status "deployment/${name#*/}" --timeout=300s >/dev/null
 done
 sed "s|@REGISTRY@|$REGISTRY|" "$HERE/runtime.yaml" >"$STATE/runtime.yaml"
 # Trainer's webhook serves a moment after its pod is ready.
