@@ -28,7 +28,6 @@ LONG = [
         ("operations", 3, 60, {}),
         ("operations", 4, 40, {}),
         ("compiled", 2, 300, {}),
-        ("loader", 2, 400, {}),
     )
 ]
 

@@ -30,7 +30,7 @@ class Numbers(Dataset):
 
 dist.init_process_group("gloo")
 assert internet_sockets() > 0
-loader = iter(DataLoader(Numbers(), batch_size=4, num_workers=2))
+loader = iter(DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"))
 x = torch.zeros(4)
 for step in range(int(os.environ["STEPS"])):
     batch = next(loader).float()
