@@ -59,9 +59,9 @@ def closed(trainers: list[Trainer]) -> None:
 
 def test_an_agent_that_goes_away_leaves_no_rank_parked_and_no_group_lost(tmp_path: Path) -> None:
     """At each point of one training, which all of them leave as it was."""
-    with lab.gang(tmp_path / "undisturbed", "ddp", steps=400, active=False) as gang:
+    with lab.gang(tmp_path / "undisturbed", "ddp", steps=150, active=False) as gang:
         undisturbed = gang.wait()
-    with lab.gang(tmp_path / "disturbed", "ddp", steps=400) as gang:
+    with lab.gang(tmp_path / "disturbed", "ddp", steps=150) as gang:
         gang.expect_lines(2)
         for away in (at_rest, committed):
             with gang.trainers() as trainers:
@@ -105,6 +105,7 @@ def test_what_cannot_be_rebuilt_is_refused_by_name_and_works_as_ever(tmp_path: P
     with lab.gang(tmp_path, "anysource", steps=40) as gang:
         gang.expect_lines(2)
         gang.checkpoint()
+        (gang.folder / "go").touch()
         gang.expect_lines(6)
         with pytest.raises(TrainerError, match="recv_anysource of a process group"):
             gang.checkpoint()
