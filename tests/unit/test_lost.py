@@ -70,6 +70,18 @@ def test_the_ranks_go_back_together_to_the_last_checkpoint() -> None:
     assert due(view) == [a.GoBack("gpt-1", "rank 1 (node n2 is not ready) is lost")]
 
 
+def test_also_those_that_failed_since_another_ones_node_died() -> None:
+    lost = replace(TRAINING.pods[1], terminating=False, node="n2", unready_since=NOW - 120)
+    failed = replace(TRAINING.pods[0], running=False, failed=True)
+    anew = replace(TRAINING.pods[0], uid="r0", told=True)
+    view = replace(TRAINING, pods=(failed, anew, lost), policy=POLICY)
+    words = "rank 0 (its trainer failed), rank 1 (node n2 is not ready) are lost"
+    assert due(view) == [a.GoBack("gpt-1", words)]
+    (action,) = due(replace(view, checkpoints=()))
+    assert isinstance(action, a.SetGate)
+    assert action.reason == "StartedFresh"
+
+
 def test_an_operation_is_told_of_the_ranks_that_went_with_their_node() -> None:
     for kind in (Kind.RELEASE, Kind.CONTINUE):
         checkpoint = Checkpoint("gpt-1", "c1", "j", kind, 1, operation(kind))

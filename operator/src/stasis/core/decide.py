@@ -334,7 +334,8 @@ class _Gang:
         """What the user is told where not all ranks run, and there is nothing to go back to: a reason, and words."""
         there = {pod.rank for pod in self.view.pods if not pod.terminating}
         lost = sorted({pod.rank for pod in self.view.pods if pod.terminating} - there - set(finished))
-        if running and lost and last(self.checkpoints) is None:
+        began = running or any(pod.lost for pod in self.view.pods)
+        if began and lost and last(self.checkpoints) is None:
             text = f"{described(lost, self.view.pods)}, and the training has no complete checkpoint: it begins anew"
             return "StartedFresh", f"{text} when it is resumed"
         return "NothingToSave", f"suspended without a checkpoint: {self._missing(running, finished)}"

@@ -44,7 +44,7 @@ def to_go_back_to(
     lost.
 
     A trainer that has failed, or has begun anew, is dealt with as without Stasis: it may have checkpoints of its own,
-    and newer ones.
+    and newer ones. Not so where a rank went with its node: the others fail for that.
     """
     found = last(checkpoints)
     if found is None or unusable(found):
@@ -53,11 +53,13 @@ def to_go_back_to(
     assert went is not None
     members = set(went.pods.values())
     own = [pod for pod in pods if pod.uid in members]
-    if any(pod.failed and not pod.terminating for pod in own):
-        return None
-    if any(pod.running and (pod.told or pod.incarnation is None) for pod in pods if pod.uid not in members):
-        return None
+    with_its_node = any(pod.lost for pod in own)
+    if not with_its_node:
+        if any(pod.failed and not pod.terminating for pod in own):
+            return None
+        if any(pod.running and (pod.told or pod.incarnation is None) for pod in pods if pod.uid not in members):
+            return None
     alive = {pod.rank for pod in own if pod.running and not pod.terminating}
     done = {pod.rank for pod in own if pod.succeeded}
     lost = sorted(set(ranks) - alive - done)
-    return (found, lost) if alive and lost else None
+    return (found, lost) if lost and (alive or with_its_node) else None

@@ -40,7 +40,8 @@ def lost_ranks(operation: Operation, pods: Sequence[Pod]) -> tuple[int, ...]:
 
 def described(ranks: Sequence[int], pods: Sequence[Pod]) -> str:
     """Ranks that are lost, in words."""
-    where = {pod.rank: f"node {pod.node} is not ready" for pod in pods if pod.lost}
+    where = {pod.rank: "its trainer failed" for pod in pods if pod.failed}
+    where |= {pod.rank: f"node {pod.node} is not ready" for pod in pods if pod.lost}
     one_by_one = ", ".join(f"rank {rank} ({where.get(rank, 'its pod was deleted')})" for rank in ranks)
     return f"{one_by_one} {'is' if len(ranks) == 1 else 'are'} lost"
 
