@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A root file system with the newest torch of Debian, made once. Of sid: with another day comes another torch, which the
-# table of tested versions then refuses until it was looked at. Prints the folder.
+# table of tested versions then refuses until it was looked at: only the full matrices use it. Prints the folder.
 . "$(dirname "$0")/../../tools/lib.sh"
 SID=$CACHE/rootfs-sid-$(key "$0")
 

@@ -19,7 +19,7 @@ def run(folder: Path, job: str, torch: str = "oldest", **environment: str) -> st
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-@pytest.mark.parametrize("torch", ["oldest", "newest"])
+@pytest.mark.parametrize("torch", ["oldest", pytest.param("newest", marks=pytest.mark.slow)])
 def test_every_method_of_torch_is_handled_or_refused_by_name(torch: str, tmp_path: Path) -> None:
     assert run(tmp_path, "/mnt/jobs/surface.py", torch) == ""
 

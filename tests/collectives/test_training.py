@@ -13,7 +13,7 @@ QUICK = [
     # job, torch, ranks, steps, triggers, environment
     ("ddp", "oldest", 2, 60, 8, {}),
     ("fsdp1", "oldest", 2, 40, 8, {}),
-    ("fsdp2", "newest", 2, 40, 8, {}),
+    ("fsdp2", "oldest", 2, 40, 8, {}),
     ("operations", "oldest", 3, 8, 8, {}),
 ]
 LONG = [
