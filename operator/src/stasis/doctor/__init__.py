@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stasis.agent import provision
-from stasis.doctor import kernel, machine, programs
+from stasis.doctor import gpus, kernel, machine, programs
 from stasis.doctor.check import Check, Status
 from stasis.errors import Unsupported
 
@@ -28,7 +28,7 @@ STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.LACK: "bold red"}
 def checks(*, node: bool = False) -> list[Check]:
     """All of them, in the order in which they are shown. `node`: of a cluster, where the agent starts no containers."""
     folders = {"disk": provision.cache(), "temporary files": Path(tempfile.gettempdir())}
-    return [*machine.checks(folders), *kernel.checks(), *programs.checks(node=node)]
+    return [*machine.checks(folders), *kernel.checks(), *gpus.checks(), *programs.checks(node=node)]
 
 
 def table(found: list[Check]) -> Table:
