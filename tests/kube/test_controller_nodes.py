@@ -44,9 +44,9 @@ def released(training: Training) -> bool:
     return training.holds("Complete") and training.gate().startswith("held/")
 
 
-def die_in(training: Training, step: Step) -> str:
-    """Suspend it; the node of rank 1 dies when its agent comes to a step. Returns its name."""
-    node, reached, goes_on = node_of(training, 1), threading.Event(), threading.Event()
+def die_in(training: Training, step: Step, *, suspend: bool = True) -> str:
+    """Suspend or resume it; the node of rank 1 dies when its agent comes to a step. Returns its name."""
+    reached, goes_on = threading.Event(), threading.Event()
 
     def watch(now: Step, rank: int) -> None:
         if (now, rank) == (step, 1):
@@ -54,9 +54,10 @@ def die_in(training: Training, step: Step) -> str:
             goes_on.wait(20)
 
     training.world.on_step = watch
-    training.suspend()
+    training.suspend(suspend)
     assert reached.wait(30)
     training.world.on_step = lambda now, rank: None
+    node = node_of(training, 1)
     training.power_off(node)
     goes_on.set()
     return node
@@ -116,20 +117,7 @@ def test_after_the_commit_nothing_is_lost(training: Training) -> None:
 def test_in_a_restore_all_ranks_go_back_to_being_suspended_and_come_again(training: Training) -> None:
     training.suspend()
     training.until(training.suspended, "it is suspended")
-    reached, goes_on = threading.Event(), threading.Event()
-
-    def watch(now: Step, rank: int) -> None:
-        if (now, rank) == (Step.RESTORE, 1):
-            reached.set()
-            goes_on.wait(20)
-
-    training.world.on_step = watch
-    training.resume()
-    assert reached.wait(30)
-    training.world.on_step = lambda now, rank: None
-    node = node_of(training, 1)
-    training.power_off(node)
-    goes_on.set()
+    node = die_in(training, Step.RESTORE, suspend=False)
     training.until(lambda: message(training, "WaitingForNode"), "the user is told what it waits for")
     training.until(lambda: training.world.states() == [], "the survivor's placeholder ends")
     training.collect(node)
