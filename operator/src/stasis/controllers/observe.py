@@ -127,7 +127,7 @@ def unprepared(pod: Any) -> str:
     return annotation(pod, names.UNPREPARED) or "the job was not enabled when the pod was made"
 
 
-def pod_of(obj: Any, told: bool = False, unready_since: float = 0.0) -> Pod:
+def pod_of(obj: Any, told: bool = False) -> Pod:
     about, status = meta(obj), obj.get("status") or {}
     running = ((container_status(obj) or {}).get("state") or {}).get("running") is not None
     return Pod(
@@ -141,7 +141,6 @@ def pod_of(obj: Any, told: bool = False, unready_since: float = 0.0) -> Pod:
         incarnation=_incarnation(about),
         told=told,
         node=str((obj.get("spec") or {}).get("nodeName") or ""),
-        unready_since=unready_since,
     )
 
 

@@ -183,8 +183,8 @@ class Seen:
 
     def pod_now(self, obj: Any) -> Pod:
         """As it is given, with what its own object does not tell."""
-        node = str((obj.get("spec") or {}).get("nodeName") or "")
-        return pod_of(obj, meta(obj)["uid"] in self._told, self._unready.get(node, 0.0))
+        pod = pod_of(obj, meta(obj)["uid"] in self._told)
+        return replace(pod, unready_since=self._unready.get(pod.node, 0.0))
 
     def tell(self, uid: str) -> None:
         """The placeholder was told to run; the user of a TrainJob was told of its namesakes."""

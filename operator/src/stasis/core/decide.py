@@ -70,7 +70,7 @@ WAIT = Decision()
 
 def decide(view: View) -> Decision:
     """What is to be done now. Actions may be carried out in any order; after each of them a new view decides."""
-    view, soon = told(view), until_lost(view, view.pods)
+    view, soon = told(view), until_lost(view)
     job = view.job if view.job is not None and not view.job.deleting else None
     own = [c for c in view.checkpoints if job is not None and c.job == job.uid]
     others = [c for c in view.checkpoints if job is None or c.job != job.uid]

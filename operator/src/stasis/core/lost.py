@@ -11,12 +11,8 @@ from stasis.core.view import Operation, Pod, View
 def told(view: View) -> View:
     """As `view`, with what is on nodes that have not been ready for the policy's time counted as lost: nobody will
     hear of it, whether it runs on or not."""
-    pods = tuple(_as_lost(pod) if _left(view, pod) == 0 else pod for pod in view.pods)
-    return replace(view, pods=pods)
-
-
-def _as_lost(pod: Pod) -> Pod:
-    return replace(pod, lost=True, terminating=True)
+    pods = (replace(pod, lost=True, terminating=True) if _left(view, pod) == 0 else pod for pod in view.pods)
+    return replace(view, pods=tuple(pods))
 
 
 def _left(view: View, pod: Pod) -> float | None:
@@ -26,9 +22,9 @@ def _left(view: View, pod: Pod) -> float | None:
     return max(0.0, pod.unready_since + view.policy.lost_after - view.now)
 
 
-def until_lost(view: View, pods: Collection[Pod]) -> float | None:
-    """Seconds until the next one of the pods counts as lost; None where none will."""
-    left = [left for pod in pods if (left := _left(view, pod))]
+def until_lost(view: View) -> float | None:
+    """Seconds until the next one of its pods counts as lost; None where none will."""
+    left = [left for pod in view.pods if (left := _left(view, pod))]
     return min(left, default=None)
 
 
